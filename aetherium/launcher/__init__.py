@@ -1,0 +1,1 @@
+"""The local engine: embedded infrastructure and every service, under one supervisor."""

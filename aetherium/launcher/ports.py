@@ -1,0 +1,45 @@
+"""Ports for the embedded servers: the usual one where it is free, else another."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from aetherium.launcher.errors import CannotStart
+
+# Below the range from which Linux takes the local ports of outgoing connections: a server that is
+# restarted must find its port free, although a client may have connected in the meantime.
+_RANGE = range(10_240, 32_768)
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server could listen there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is no obstacle
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+class Ports:
+    """Gives each port once, so that servers which are not up yet do not get the same."""
+
+    def __init__(self) -> None:
+        self._given: set[int] = set()
+
+    def pick(self, preferred: int = 0, host: str = "127.0.0.1") -> int:
+        """`preferred` if it is free, else any free port.
+
+        Raises:
+            CannotStart: no port is free, or `host` is not an address of this machine.
+        """
+        candidates = [preferred] if preferred else []
+        candidates += random.sample(_RANGE, 500)
+        for port in candidates:
+            if port not in self._given and is_free(port, host):
+                self._given.add(port)
+                return port
+        raise CannotStart(f"no free port on {host!r}: check that it is an address of this machine", field="host")

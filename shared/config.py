@@ -1,0 +1,242 @@
+"""Settings of the engine: environment `AETHERIUM_…` (nested with `__`), then `aetherium.yaml`, then defaults.
+
+Read once by each process's `app.py`; values are passed on, not the settings object. A key that nothing
+knows, or a value that does not fit, stops the start with a message that names it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr, ValidationError, model_validator
+
+from shared.errors import Fault
+from shared.events.content import Budgets
+
+PREFIX = "AETHERIUM_"
+FILE = "aetherium.yaml"
+
+Port = int
+
+
+class BadSetting(Fault):
+    """A setting is unknown or wrong; the message names it and where it came from."""
+
+    code = "config.invalid"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class NatsSettings(Section):
+    """Where the log is. Without a URL the launcher starts its own server."""
+
+    url: str | None = None
+
+
+class PostgresSettings(Section):
+    """Where the read models are. Without a DSN the launcher starts its own server."""
+
+    dsn: SecretStr | None = None
+
+
+class ChromaSettings(Section):
+    """Where the vector store is. Without a URL the launcher starts its own; `enabled: false` leaves it out."""
+
+    url: str | None = None
+    enabled: bool = True
+
+
+class GatewaySettings(Section):
+    host: str = "127.0.0.1"
+    port: Port = Field(5257, ge=0, le=65535)
+    token: SecretStr | None = None
+    max_body_bytes: PositiveInt = 1_000_000
+    max_message_chars: PositiveInt = 100_000
+
+
+class InferenceSettings(Section):
+    """The inference server. Without a URL: one that answers on a usual port, else the local model."""
+
+    url: str | None = None
+    model: str | None = None
+    api_key: SecretStr | None = None
+    kind: Literal["auto", "openai", "llama-server"] = "auto"
+    concurrency: PositiveInt = 1
+    call_timeout_s: PositiveFloat = 600.0
+    idle_timeout_s: PositiveFloat = 120.0  # longest silence inside one answer
+    detect: bool = True  # look for LM Studio, llama-server and Ollama on loopback
+    local_model: bool = True  # start the bundled llama-server when nothing else is there
+    context_tokens: PositiveInt = 8192
+
+
+class OrchestratorSettings(Section):
+    ack_wait_s: PositiveFloat = 4.0  # an orchestrator silent for so long loses its runs to another
+    budgets: Budgets = Budgets()
+    max_turns: PositiveInt = 10  # of an agent; KS 6.8, max_turns_per_agent
+
+
+class ToolsSettings(Section):
+    call_timeout_s: PositiveFloat = 120.0
+
+
+class HealthSettings(Section):
+    """Where this process answers /healthz, /readyz and /metrics. Port 0 = it does not."""
+
+    host: str = "127.0.0.1"
+    port: Port = Field(0, ge=0, le=65535)
+
+
+class TelemetrySettings(Section):
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "console"] = "auto"
+    otlp_endpoint: str | None = None  # spans are exported only when this is set
+
+
+class Settings(Section):
+    data_dir: Path = Path(".aetherium")
+    instance: str = "0"  # the name of this copy of a process; stable over its restarts
+    nats: NatsSettings = NatsSettings()
+    postgres: PostgresSettings = PostgresSettings()
+    chroma: ChromaSettings = ChromaSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    inference: InferenceSettings = InferenceSettings()
+    orchestrator: OrchestratorSettings = OrchestratorSettings()
+    tools: ToolsSettings = ToolsSettings()
+    health: HealthSettings = HealthSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @property
+    def workspaces(self) -> Path:
+        """The folder of all workspaces; a project's is the sub-folder with its id."""
+        return self.data_dir.absolute() / "workspaces"
+
+    @model_validator(mode="after")
+    def _loopback_or_token(self) -> Settings:
+        if not is_loopback(self.gateway.host) and self.gateway.token is None:
+            raise ValueError(f"gateway.host {self.gateway.host!r} is not loopback: set gateway.token, or bind to 127.0.0.1")
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a bind to `host` is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def load(environ: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
+    """The settings of this process.
+
+    `file` defaults to `AETHERIUM_CONFIG`, else `aetherium.yaml` in the current folder where it exists.
+
+    Raises:
+        BadSetting: a key is unknown, a value does not fit, or the file cannot be read.
+    """
+    env = dict(os.environ if environ is None else environ)
+    named = env.pop(f"{PREFIX}CONFIG", None)
+    path = file or (Path(named) if named else Path(FILE))
+    tree = _from_file(path, must_exist=file is not None or named is not None)
+    _merge(tree, _from_environ(env))
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise BadSetting(_explain(error, env), field=_first_place(error)) from error
+
+
+def _from_file(path: Path, *, must_exist: bool) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError as error:
+        if must_exist:
+            raise BadSetting(f"the configuration file {str(path)!r} does not exist", field="AETHERIUM_CONFIG") from error
+        return {}
+    try:
+        tree: object = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise BadSetting(f"{path}: not valid YAML: {error}", field=str(path)) from error
+    if not isinstance(tree, dict):
+        raise BadSetting(f"{path}: expected keys and values, such as 'gateway:\\n  port: 5257'", field=str(path))
+    return cast(dict[str, Any], tree)
+
+
+def _from_environ(env: Mapping[str, str]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in env.items():
+        if not name.startswith(PREFIX) or name.startswith(f"{PREFIX}TEST_"):
+            continue
+        *sections, key = name.removeprefix(PREFIX).lower().split("__")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = None if value == "null" else value
+    return tree
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            _merge(base[key], cast(dict[str, Any], value))
+        else:
+            base[key] = value
+
+
+def _first_place(error: ValidationError) -> str:
+    return ".".join(str(part) for part in error.errors()[0]["loc"])
+
+
+def _explain(error: ValidationError, env: Mapping[str, str]) -> str:
+    lines: list[str] = []
+    for problem in error.errors():
+        place = ".".join(str(part) for part in problem["loc"])
+        variable = PREFIX + "__".join(str(part) for part in problem["loc"]).upper()
+        source = f"environment variable {variable}" if variable in env else f"setting {place!r}"
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{source} is not known.{_nearest(problem['loc'])}")
+        elif place:
+            lines.append(f"{source}: {problem['msg']} (got {problem['input']!r})")
+        else:
+            lines.append(problem["msg"].removeprefix("Value error, "))
+    return "\n".join(lines)
+
+
+def _nearest(loc: tuple[int | str, ...]) -> str:
+    model: type[BaseModel] = Settings
+    for part in loc[:-1]:
+        annotation = model.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return ""
+        model = annotation
+    close = difflib.get_close_matches(str(loc[-1]), list(model.model_fields), n=1)
+    return f" Did you mean {close[0]!r}?" if close else f" Known here: {', '.join(sorted(model.model_fields))}."
+
+
+def as_environ(settings: Settings) -> dict[str, str]:
+    """The settings as environment variables, for a child process that must read the same ones."""
+    flat: dict[str, str] = {}
+
+    def walk(section: BaseModel, prefix: str) -> None:
+        for name in type(section).model_fields:
+            value = getattr(section, name)
+            key = f"{prefix}{name.upper()}"
+            if isinstance(value, BaseModel):
+                walk(value, f"{key}__")
+            elif isinstance(value, SecretStr):
+                flat[key] = value.get_secret_value()
+            elif value is None:
+                flat[key] = "null"
+            else:
+                flat[key] = str(value).lower() if isinstance(value, bool) else str(value)
+
+    walk(settings, PREFIX)
+    return flat

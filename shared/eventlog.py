@@ -1,0 +1,441 @@
+"""The event log: one append-only JetStream stream of facts.
+
+`EventLog` is what services are written against; `NatsEventLog` is the real one, and
+`shared.testing.memory.MemoryLog` its twin, held to the same contract tests.
+
+Appends are group-committed: what is asked for while a commit is under way goes out together as one
+atomic batch (ADR-50), so that one fsync serves them all. Optimistic concurrency is per aggregate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+import nats.errors
+import orjson
+import structlog
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig, DeliverPolicy
+
+from shared import subjects
+from shared.bus import Bus, JetStreamError
+from shared.clock import Clock, SystemClock
+from shared.errors import BadInput, Conflict, LogUnavailable, NotFound
+from shared.events.envelope import Event, Fact, body_of, decode, headers_of, subject_of
+from shared.ids import new_id
+from shared.subjects import Aggregate
+
+WRONG_LAST_SEQUENCE = 10071
+DUPLICATE_IN_BATCH = 10201
+MAX_BODY = 256 * 1024
+MAX_GROUP = 100  # facts in one atomic batch
+ACK_TIMEOUT_S = 5.0
+
+logger = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Facts to append to one aggregate, if `after` is still the sequence of its last fact."""
+
+    aggregate: Aggregate
+    events: Sequence[Event]
+    after: int
+    cause: Fact | None = None
+
+
+class EventLog(Protocol):
+    """Append and read facts. All sequences are those of the one stream."""
+
+    async def append(self, aggregate: Aggregate, events: Sequence[Event], *, after: int, cause: Fact | None = None) -> list[Fact]:
+        """Store all of `events`, or none; waits as long as the log is away.
+
+        Raises:
+            Conflict: the aggregate's last fact is not the one at `after` (0 = no fact yet).
+        """
+        ...
+
+    async def commit(self, writes: Sequence[Write]) -> list[list[Fact]]:
+        """`append` to several aggregates at once: all, or none."""
+        ...
+
+    async def read(self, subject_filter: str, *, after: int = 0) -> list[Fact]:
+        """The facts that match, in order, from the one after sequence `after` on."""
+        ...
+
+    def follow(self, *subject_filters: str, after: int) -> AsyncIterator[Fact]:
+        """The facts that match, in order, as they are stored; never ends."""
+        ...
+
+    async def get(self, seq: int) -> Fact:
+        """The fact at a sequence.
+
+        Raises:
+            NotFound: there is none.
+        """
+        ...
+
+    async def last(self, subject_filter: str) -> Fact | None:
+        """The newest fact that matches."""
+        ...
+
+    async def last_seq(self) -> int:
+        """The sequence of the newest fact of all; 0 = the log is empty."""
+        ...
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A commit that waits for its turn, with the ids its facts will carry."""
+
+    writes: Sequence[Write]
+    facts: list[list[Fact]]
+    messages: list[tuple[str, dict[str, str], bytes]]
+    done: asyncio.Future[int]  # the sequence of its first message
+
+
+@dataclass
+class NatsEventLog:
+    """The log on a JetStream server."""
+
+    bus: Bus
+    source: str
+    clock: Clock = field(default_factory=SystemClock)
+    trace: Any = None  # a function that gives the traceparent to stamp on facts, if any
+    _queue: list[_Pending] = field(default_factory=list[_Pending])
+    _committer: asyncio.Task[None] | None = None
+    _cache: OrderedDict[int, Fact] = field(default_factory=OrderedDict[int, Fact])
+    cache_size: int = 4096
+
+    # ---- append
+
+    async def append(self, aggregate: Aggregate, events: Sequence[Event], *, after: int, cause: Fact | None = None) -> list[Fact]:
+        return (await self.commit([Write(aggregate, events, after, cause)]))[0]
+
+    async def commit(self, writes: Sequence[Write]) -> list[list[Fact]]:
+        pending = self._prepare(writes)
+        self._queue.append(pending)
+        if self._committer is None or self._committer.done():
+            self._committer = asyncio.create_task(self._commit_all())
+        # Shielded: a caller that is cancelled must not tear a group that others are part of.
+        first = await asyncio.shield(pending.done)
+        return _numbered(pending.facts, first)
+
+    def _prepare(self, writes: Sequence[Write]) -> _Pending:
+        now = self.clock.now()
+        facts: list[list[Fact]] = []
+        messages: list[tuple[str, dict[str, str], bytes]] = []
+        for write in writes:
+            row: list[Fact] = []
+            for place, event in enumerate(write.events):
+                fact, message = self._message(write, event, now)
+                if place == 0:
+                    message[1]["Nats-Expected-Last-Subject-Sequence"] = str(write.after)
+                    message[1]["Nats-Expected-Last-Subject-Sequence-Subject"] = write.aggregate.filter
+                row.append(fact)
+                messages.append(message)
+            facts.append(row)
+        if not messages:
+            raise ValueError("nothing to append")
+        return _Pending(writes, facts, messages, asyncio.get_running_loop().create_future())
+
+    def _message(self, write: Write, event: Event, now: datetime) -> tuple[Fact, tuple[str, dict[str, str], bytes]]:
+        cause = write.cause
+        traceparent = (self.trace() if self.trace else None) or (cause.traceparent if cause else None)
+        fact = Fact(0, new_id(), now, self.source, write.aggregate, event, cause.id if cause else None, traceparent)
+        body = body_of(event)
+        if len(body) > MAX_BODY:
+            raise BadInput(f"{event.TYPE} of {write.aggregate} has {len(body)} bytes; a fact holds at most {MAX_BODY}", field=event.TYPE)
+        headers = headers_of(
+            event,
+            id=fact.id,
+            time=now,
+            source=self.source,
+            scope=write.aggregate.scope,
+            causation_id=fact.causation_id,
+            traceparent=traceparent,
+        )
+        return fact, (subject_of(write.aggregate, event), headers, body)
+
+    async def _commit_all(self) -> None:
+        while self._queue:
+            group = self._take_group()
+            try:
+                await self._commit_group(group)
+            except asyncio.CancelledError:
+                for pending in group + self._queue:
+                    pending.done.cancel()
+                raise
+            except Exception as error:  # the outermost loop of the committer: hand the bug to whoever waits
+                for pending in group:
+                    if not pending.done.done():
+                        pending.done.set_exception(error)
+
+    def _take_group(self) -> list[_Pending]:
+        group: list[_Pending] = []
+        size = 0
+        touched: set[str] = set()
+        while self._queue:
+            pending = self._queue[0]
+            aggregates = {str(write.aggregate) for write in pending.writes}
+            if group and (size + len(pending.messages) > MAX_GROUP or touched & aggregates):
+                break  # a batch is checked against the state before it, so an aggregate may stand in it once
+            group.append(self._queue.pop(0))
+            size += len(pending.messages)
+            touched |= aggregates
+        return group
+
+    async def _commit_group(self, group: list[_Pending]) -> None:
+        if len(group) > 1:
+            first = await self._publish([message for pending in group for message in pending.messages])
+            if first is not None:
+                for pending in group:
+                    _resolve(pending.done, first)
+                    first += len(pending.messages)
+                return
+        # Alone, or one of the group was stale or unknown: each by itself, so that one cannot fail the others.
+        for pending in group:
+            await self._commit_alone(pending)
+
+    async def _commit_alone(self, pending: _Pending) -> None:
+        """Publish until the answer is known: stored, or a conflict."""
+        pause = 0.05
+        while True:
+            first = await self._publish(pending.messages)
+            if first is not None:
+                return _resolve(pending.done, first)
+            try:
+                landed = await self._landed(pending)
+            except LogUnavailable:
+                landed = None
+            if isinstance(landed, Conflict):
+                if not pending.done.done():
+                    pending.done.set_exception(landed)
+                return None
+            if landed:
+                return _resolve(pending.done, landed)
+            # Not stored: the server is away, or refuses for a reason that passes (a full disk).
+            logger.warning("append_waits_for_log", facts=len(pending.messages), first=pending.messages[0][0])
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    async def _publish(self, messages: Sequence[tuple[str, dict[str, str], bytes]]) -> int | None:
+        """The sequence of the first message, or None when the answer was an error or did not come."""
+        client = self.bus.client
+        try:
+            if len(messages) == 1:
+                subject, headers, body = messages[0]
+                reply = await client.request(subject, body, timeout=ACK_TIMEOUT_S, headers=headers)
+            else:
+                batch = new_id().replace("-", "")
+                for place, (subject, headers, body) in enumerate(messages[:-1], 1):
+                    await client.publish(subject, body, headers={**headers, "Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place)})
+                subject, headers, body = messages[-1]
+                last = {**headers, "Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(len(messages)), "Nats-Batch-Commit": "1"}
+                reply = await client.request(subject, body, timeout=ACK_TIMEOUT_S, headers=last)
+        except (TimeoutError, nats.errors.Error, OSError) as error:
+            logger.debug("publish_unanswered", error=repr(error))
+            return None
+        answer = orjson.loads(reply.data) if reply.data else {}
+        if "error" in answer or "seq" not in answer:
+            logger.debug("publish_refused", error=answer.get("error"))
+            return None
+        return int(answer["seq"]) - len(messages) + 1
+
+    async def _landed(self, pending: _Pending) -> int | Conflict | None:
+        """What became of an unanswered or refused commit: its first sequence, a conflict, or not stored yet.
+
+        A lost acknowledgement looks like a conflict, so the aggregate's first fact after the expected
+        one is read: if it carries our id, the earlier try succeeded.
+        """
+        first, missing = 0, False
+        for write, facts in zip(pending.writes, pending.facts, strict=True):
+            message = await self._next(write.aggregate.filter, write.after + 1)
+            if message is None:
+                missing = True
+                continue
+            seq, found = message
+            if found != facts[0].id:
+                return Conflict(f"{write.aggregate} has a fact at {seq}, after {write.after}", aggregate=str(write.aggregate), seq=seq)
+            first = first or seq
+        return None if missing else first
+
+    async def _next(self, subject_filter: str, seq: int) -> tuple[int, str] | None:
+        """Sequence and id of the first fact that matches at or after `seq`, read from the stream's leader."""
+        try:
+            answer = await self.bus.api(f"STREAM.MSG.GET.{subjects.STREAM}", {"seq": max(seq, 1), "next_by_subj": subject_filter})
+        except JetStreamError as error:
+            if error.details.get("code") == 404:
+                return None
+            raise
+        fact = _stored(answer["message"])
+        return fact.seq, fact.id
+
+    # ---- read
+
+    async def read(self, subject_filter: str, *, after: int = 0) -> list[Fact]:
+        facts: list[Fact] = []
+        start = after + 1
+        while True:
+            page, start, pending = await self._page(subject_filter, start)
+            facts += page
+            if not pending:
+                return facts
+
+    async def _page(self, subject_filter: str, start: int, size: int = 1000) -> tuple[list[Fact], int, bool]:
+        """One batched direct get: the facts, where the next page starts, and whether there is one."""
+        client = self.bus.client
+        inbox = client.new_inbox()
+        page: list[Fact] = []
+        ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        async def take(message: Msg) -> None:
+            headers = message.headers or {}
+            if "Nats-Sequence" in headers:
+                page.append(decode(int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data))
+            elif not ended.done():
+                ended.set_result(headers.get("Status") == "204" and int(headers.get("Nats-Num-Pending", "0")) > 0)
+
+        subscription = await client.subscribe(inbox, cb=take)
+        try:
+            ask = orjson.dumps({"batch": size, "seq": start, "next_by_subj": subject_filter})
+            await client.publish(f"$JS.API.DIRECT.GET.{subjects.STREAM}", ask, reply=inbox)
+            more = await asyncio.wait_for(ended, 10.0)
+        except (TimeoutError, nats.errors.Error) as error:
+            raise LogUnavailable(f"the event log did not answer a read of {subject_filter!r}") from error
+        finally:
+            with suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+        return page, (page[-1].seq + 1 if page else start), more
+
+    async def follow(self, *subject_filters: str, after: int) -> AsyncIterator[Fact]:
+        config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
+        if len(subject_filters) > 1:
+            config.filter_subjects = list(subject_filters)
+        js = self.bus.client.jetstream()
+        last = after
+        while True:
+            config.opt_start_seq = last + 1
+            try:
+                # Without the short heartbeat an ordered consumer stalls ten seconds after a reconnect.
+                subscription = await js.subscribe(
+                    subject_filters[0] if len(subject_filters) == 1 else "",
+                    stream=subjects.STREAM,
+                    ordered_consumer=True,
+                    idle_heartbeat=0.5,
+                    config=config,
+                )
+            except (TimeoutError, nats.errors.Error) as error:
+                logger.warning("follow_waits_for_log", error=repr(error))
+                await asyncio.sleep(0.25)
+                continue
+            try:
+                while True:
+                    try:
+                        message = await subscription.next_msg(timeout=5.0)
+                    except TimeoutError:
+                        continue
+                    seq = message.metadata.sequence.stream
+                    if seq > last:
+                        last = seq
+                        yield decode(seq, message.subject, message.headers or {}, message.data)
+            except nats.errors.Error as error:
+                logger.warning("follow_restarts", error=repr(error), after=last)
+            finally:
+                with suppress(nats.errors.Error, TimeoutError):
+                    await subscription.unsubscribe()
+
+    async def get(self, seq: int) -> Fact:
+        if seq in self._cache:
+            self._cache.move_to_end(seq)
+            return self._cache[seq]
+        try:
+            message = await self.bus.client.request(f"$JS.API.DIRECT.GET.{subjects.STREAM}", orjson.dumps({"seq": seq}), timeout=5.0)
+        except (TimeoutError, nats.errors.Error) as error:
+            raise LogUnavailable(f"the event log did not answer a read of fact {seq}") from error
+        headers = message.headers or {}
+        if "Nats-Sequence" not in headers:
+            raise NotFound(f"the log holds no fact {seq}", seq=seq)
+        fact = decode(seq, headers["Nats-Subject"], headers, message.data)
+        self._cache[seq] = fact
+        if len(self._cache) > self.cache_size:
+            self._cache.popitem(last=False)
+        return fact
+
+    async def last(self, subject_filter: str) -> Fact | None:
+        try:
+            answer = await self.bus.api(f"STREAM.MSG.GET.{subjects.STREAM}", {"last_by_subj": subject_filter})
+        except JetStreamError as error:
+            if error.details.get("code") == 404:
+                return None
+            raise
+        return _stored(answer["message"])
+
+    async def last_seq(self) -> int:
+        return int((await self.bus.api(f"STREAM.INFO.{subjects.STREAM}"))["state"]["last_seq"])
+
+    async def close(self) -> None:
+        """Wait for what is being committed."""
+        if self._committer is not None:
+            with suppress(asyncio.CancelledError):
+                await self._committer
+
+
+def _resolve(future: asyncio.Future[int], value: int) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _numbered(facts: Sequence[Sequence[Fact]], first: int) -> list[list[Fact]]:
+    numbered: list[list[Fact]] = []
+    for row in facts:
+        numbered.append([replace(fact, seq=first + place) for place, fact in enumerate(row)])
+        first += len(row)
+    return numbered
+
+
+def _stored(message: dict[str, Any]) -> Fact:
+    """A fact from the JSON form of `STREAM.MSG.GET`."""
+    raw = base64.b64decode(message.get("hdrs", "")).decode()
+    headers: dict[str, str] = {}
+    for line in raw.split("\r\n")[1:]:
+        name, separator, value = line.partition(":")
+        if separator:
+            headers[name.strip()] = value.strip()
+    return decode(int(message["seq"]), message["subject"], headers, base64.b64decode(message.get("data", "")))
+
+
+STREAMS: tuple[dict[str, Any], ...] = (
+    {
+        "name": subjects.STREAM,
+        "subjects": [subjects.EVENTS],
+        "storage": "file",
+        "retention": "limits",
+        "discard": "new",
+        "allow_direct": True,
+        "allow_atomic": True,
+        "deny_delete": True,
+        "deny_purge": True,
+        "duplicate_window": 600_000_000_000,
+    },
+    {"name": subjects.BLOB_STREAM, "subjects": [subjects.BLOBS], "storage": "file", "max_msgs_per_subject": 1024, "allow_direct": True},
+    {"name": subjects.DEAD_LETTER_STREAM, "subjects": [subjects.DEAD_LETTERS], "storage": "file", "allow_direct": True},
+)
+
+
+async def ensure_streams(bus: Bus, *, replicas: int = 1) -> None:
+    """Create the streams that are missing; those that exist stay as their operator made them."""
+    for stream in STREAMS:
+        try:
+            await bus.api(f"STREAM.INFO.{stream['name']}")
+        except JetStreamError as error:
+            if error.details.get("code") != 404:
+                raise
+            await bus.api(f"STREAM.CREATE.{stream['name']}", {**stream, "num_replicas": replicas})

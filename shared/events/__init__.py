@@ -1,0 +1,6 @@
+"""The published language: every fact that services exchange, one module per domain."""
+
+from shared.events import llm, project, run, signal, tool
+from shared.events.envelope import Event, Fact, Unknown, event_types, upcast
+
+__all__ = ["Event", "Fact", "Unknown", "event_types", "llm", "project", "run", "signal", "tool", "upcast"]

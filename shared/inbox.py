@@ -1,0 +1,217 @@
+"""Durable work: requests are consumed straight from the log, and acknowledged after their answer is in it.
+
+A durable pull consumer hands each request to one live process. A process that dies lets go after the
+ack wait; the same process restarted does not wait for that: it reads the requests that were handed out and
+not acknowledged, and takes up those that its handler recognises as its own (`recovered`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import nats.errors
+import orjson
+import structlog
+from nats.aio.msg import Msg
+
+from shared import subjects
+from shared.bus import Bus, JetStreamError
+from shared.errors import LogUnavailable
+from shared.eventlog import EventLog
+from shared.events.envelope import Fact, decode
+
+logger = structlog.get_logger()
+
+PULL_SIZE = 256
+PULL_EXPIRES_S = 20.0
+PULL_HEARTBEAT_S = 2.0
+DONE_MEMORY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A request to be answered.
+
+    `attempt` counts deliveries; `recovered` means that it was read from the log at start, because it
+    had been handed out before and nobody has acknowledged it. A handler must then make sure that no
+    other live process works on it (by the owner that the log names) or return False.
+    """
+
+    fact: Fact
+    attempt: int = 1
+    recovered: bool = False
+
+
+Handler = Callable[[Delivery], Awaitable[bool]]
+"""Answers a request. True: done, acknowledge. False: not mine, leave it to whoever holds it."""
+
+
+class Inbox(Protocol):
+    """Runs a handler for each request until cancelled."""
+
+    async def run(self, handler: Handler) -> None: ...
+
+
+@dataclass(slots=True)
+class _Work:
+    """One request under way; `reply` is where its acknowledgement goes, once it has been delivered."""
+
+    task: asyncio.Task[bool]
+    reply: str | None
+
+
+@dataclass
+class NatsInbox:
+    """An inbox over a durable consumer of the stream `EVENTS`."""
+
+    bus: Bus
+    log: EventLog
+    durable: str
+    filters: tuple[str, ...]
+    ack_wait_s: float = 5.0
+    max_in_flight: int = 1000
+    _active: dict[int, _Work] = field(default_factory=dict[int, _Work])
+    _done: dict[int, None] = field(default_factory=dict[int, None])
+    _wanted: int = 0
+    _heard_at: float = 0.0
+
+    async def run(self, handler: Handler) -> None:
+        """Consume until cancelled. Work under way is cancelled with it."""
+        await self._ensure_consumer()
+        inbox = self.bus.client.new_inbox()
+
+        async def take(message: Msg) -> None:
+            await self._take(message, handler)
+
+        subscription = await self.bus.client.subscribe(inbox, cb=take, pending_msgs_limit=-1)
+        try:
+            await self._recover(handler)
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._pull(inbox))
+                loops.create_task(self._heartbeat())
+        finally:
+            with suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+            for work in self._active.values():
+                work.task.cancel()
+            await asyncio.gather(*(work.task for work in self._active.values()), return_exceptions=True)
+
+    async def _ensure_consumer(self) -> None:
+        wanted = {
+            "durable_name": self.durable,
+            "ack_policy": "explicit",
+            "ack_wait": int(self.ack_wait_s * 1e9),
+            "deliver_policy": "all",
+            "max_ack_pending": self.max_in_flight,
+            "max_deliver": -1,
+            "filter_subjects": list(self.filters),
+        }
+        pause = 0.1
+        while True:
+            try:
+                await self.bus.api(f"CONSUMER.DURABLE.CREATE.{subjects.STREAM}.{self.durable}", {"stream_name": subjects.STREAM, "config": wanted})
+                return
+            except LogUnavailable:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 2.0)
+
+    async def _recover(self, handler: Handler) -> None:
+        """Take up what was handed out and not acknowledged, without waiting for its redelivery."""
+        try:
+            info = await self.bus.api(f"CONSUMER.INFO.{subjects.STREAM}.{self.durable}")
+        except (JetStreamError, LogUnavailable) as error:
+            logger.warning("recovery_left_to_redelivery", durable=self.durable, error=str(error))
+            return
+        if not info.get("num_ack_pending"):
+            return
+        floor, delivered = int(info["ack_floor"]["stream_seq"]), int(info["delivered"]["stream_seq"])
+        for subject_filter in self.filters:
+            for fact in await self.log.read(subject_filter, after=floor):
+                if fact.seq > delivered:
+                    break
+                if fact.seq not in self._active and fact.seq not in self._done:
+                    self._start(Delivery(fact, recovered=True), None, handler)
+
+    async def _pull(self, inbox: str) -> None:
+        """Keep a pull request open; ask again before it runs dry and whenever the server falls silent."""
+        loop = asyncio.get_running_loop()
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.STREAM}.{self.durable}"
+        ask = orjson.dumps({"batch": PULL_SIZE, "expires": int(PULL_EXPIRES_S * 1e9), "idle_heartbeat": int(PULL_HEARTBEAT_S * 1e9)})
+        while True:
+            silent = loop.time() - self._heard_at > PULL_HEARTBEAT_S * 2.5
+            if self._wanted < PULL_SIZE // 4 or silent:
+                self._heard_at = loop.time()
+                self._wanted = PULL_SIZE
+                with suppress(nats.errors.Error):
+                    await self.bus.client.publish(subject, ask, reply=inbox)
+            await asyncio.sleep(0.05)
+
+    async def _take(self, message: Msg, handler: Handler) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        if not message.reply or not message.reply.startswith("$JS.ACK."):
+            status = (message.headers or {}).get("Status")
+            if status in ("404", "408", "409"):
+                self._wanted = 0  # the pull request ended: the loop asks again
+            return
+        self._wanted -= 1
+        metadata = message.metadata
+        seq = metadata.sequence.stream
+        if seq in self._done:
+            return await self._acknowledge(message.reply)
+        if seq in self._active:
+            self._active[seq].reply = message.reply
+            return None
+        fact = decode(seq, message.subject, message.headers or {}, message.data)
+        self._start(Delivery(fact, metadata.num_delivered), message.reply, handler)
+        return None
+
+    def _start(self, delivery: Delivery, reply: str | None, handler: Handler) -> None:
+        task = asyncio.create_task(self._work(delivery, handler))
+        self._active[delivery.fact.seq] = _Work(task, reply)
+
+    async def _work(self, delivery: Delivery, handler: Handler) -> bool:
+        seq = delivery.fact.seq
+        answered = False
+        try:
+            answered = await handler(delivery)
+        except Exception as error:  # the outermost loop of a request: it is delivered again, later
+            logger.exception("request_failed", durable=self.durable, seq=seq, attempt=delivery.attempt, error=repr(error))
+        finally:
+            work = self._active.pop(seq, None)
+        if work is None:
+            return answered
+        if answered:
+            self._remember(seq)
+            if work.reply:
+                await self._acknowledge(work.reply)
+        elif work.reply:
+            await self._later(work.reply, delivery.attempt)
+        return answered
+
+    def _remember(self, seq: int) -> None:
+        self._done[seq] = None
+        if len(self._done) > DONE_MEMORY:
+            self._done.pop(next(iter(self._done)))
+
+    async def _acknowledge(self, reply: str) -> None:
+        with suppress(nats.errors.Error):
+            await self.bus.client.publish(reply, b"+ACK")
+
+    async def _later(self, reply: str, attempt: int) -> None:
+        """Give it back with a growing pause: an immediate one burns all deliveries within milliseconds."""
+        delay_s = min(0.5 * 2 ** min(attempt, 6), 30.0)
+        with suppress(nats.errors.Error):
+            await self.bus.client.publish(reply, b"-NAK " + orjson.dumps({"delay": int(delay_s * 1e9)}))
+
+    async def _heartbeat(self) -> None:
+        """Tell the server that work goes on, well inside the ack wait."""
+        while True:
+            await asyncio.sleep(self.ack_wait_s / 4)
+            for work in list(self._active.values()):
+                if work.reply:
+                    with suppress(nats.errors.Error):
+                        await self.bus.client.publish(work.reply, b"+WPI")
