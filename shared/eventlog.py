@@ -28,7 +28,7 @@ from shared import subjects
 from shared.bus import Bus, JetStreamError
 from shared.clock import Clock, SystemClock
 from shared.errors import BadInput, Conflict, LogUnavailable, NotFound
-from shared.events.envelope import Event, Fact, body_of, decode, headers_of, subject_of
+from shared.events.envelope import Event, Fact, body_of, decode, decode_anything, headers_of, subject_of
 from shared.ids import new_id
 from shared.subjects import Aggregate
 
@@ -71,7 +71,10 @@ class EventLog(Protocol):
         ...
 
     def follow(self, *subject_filters: str, after: int) -> AsyncIterator[Fact]:
-        """The facts that match, in order, as they are stored; never ends."""
+        """The facts that match, in order, as they are stored; never ends.
+
+        A message that cannot be read is an `Unknown` with its problem, so that one cannot stop its followers.
+        """
         ...
 
     async def get(self, seq: int) -> Fact:
@@ -298,9 +301,14 @@ class NatsEventLog:
 
         async def take(message: Msg) -> None:
             headers = message.headers or {}
+            if ended.done():
+                return
             if "Nats-Sequence" in headers:
-                page.append(decode(int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data))
-            elif not ended.done():
+                try:
+                    page.append(decode(int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data))
+                except Exception as error:  # the client would log it and go on, and the reader would see a hole
+                    ended.set_exception(error)
+            else:
                 ended.set_result(headers.get("Status") == "204" and int(headers.get("Nats-Num-Pending", "0")) > 0)
 
         subscription = await client.subscribe(inbox, cb=take)
@@ -345,7 +353,7 @@ class NatsEventLog:
                     seq = message.metadata.sequence.stream
                     if seq > last:
                         last = seq
-                        yield decode(seq, message.subject, message.headers or {}, message.data)
+                        yield decode_anything(seq, message.subject, message.headers or {}, message.data)
             except nats.errors.Error as error:
                 logger.warning("follow_restarts", error=repr(error), after=last)
             finally:

@@ -74,6 +74,7 @@ class NatsInbox:
     filters: tuple[str, ...]
     ack_wait_s: float = 5.0
     max_in_flight: int = 1000
+    pause_s: float = 0.5  # before a request that was given back comes again; doubles with each delivery
     _active: dict[int, _Work] = field(default_factory=dict[int, _Work])
     _done: dict[int, None] = field(default_factory=dict[int, None])
     _wanted: int = 0
@@ -113,7 +114,8 @@ class NatsInbox:
         pause = 0.1
         while True:
             try:
-                await self.bus.api(f"CONSUMER.DURABLE.CREATE.{subjects.STREAM}.{self.durable}", {"stream_name": subjects.STREAM, "config": wanted})
+                ask = {"stream_name": subjects.STREAM, "config": wanted}
+                await self.bus.api(f"CONSUMER.DURABLE.CREATE.{subjects.STREAM}.{self.durable}", ask)
                 return
             except LogUnavailable:
                 await asyncio.sleep(pause)
@@ -123,18 +125,16 @@ class NatsInbox:
         """Take up what was handed out and not acknowledged, without waiting for its redelivery."""
         try:
             info = await self.bus.api(f"CONSUMER.INFO.{subjects.STREAM}.{self.durable}")
-        except (JetStreamError, LogUnavailable) as error:
+            if not info.get("num_ack_pending"):
+                return
+            floor, delivered = int(info["ack_floor"]["stream_seq"]), int(info["delivered"]["stream_seq"])
+            handed_out = [fact for each in self.filters for fact in await self.log.read(each, after=floor) if fact.seq <= delivered]
+        except (JetStreamError, LogUnavailable, ValueError) as error:  # ValueError: one of them cannot be read
             logger.warning("recovery_left_to_redelivery", durable=self.durable, error=str(error))
             return
-        if not info.get("num_ack_pending"):
-            return
-        floor, delivered = int(info["ack_floor"]["stream_seq"]), int(info["delivered"]["stream_seq"])
-        for subject_filter in self.filters:
-            for fact in await self.log.read(subject_filter, after=floor):
-                if fact.seq > delivered:
-                    break
-                if fact.seq not in self._active and fact.seq not in self._done:
-                    self._start(Delivery(fact, recovered=True), None, handler)
+        for fact in sorted(handed_out, key=lambda fact: fact.seq):
+            if fact.seq not in self._active and fact.seq not in self._done:
+                self._start(Delivery(fact, recovered=True), None, handler)
 
     async def _pull(self, inbox: str) -> None:
         """Keep a pull request open; ask again before it runs dry and whenever the server falls silent."""
@@ -165,9 +165,21 @@ class NatsInbox:
         if seq in self._active:
             self._active[seq].reply = message.reply
             return None
-        fact = decode(seq, message.subject, message.headers or {}, message.data)
+        try:
+            fact = decode(seq, message.subject, message.headers or {}, message.data)
+        except Exception as error:  # it cannot be read now, and never will be
+            return await self._bury(message, seq, error)
         self._start(Delivery(fact, metadata.num_delivered), message.reply, handler)
         return None
+
+    async def _bury(self, message: Msg, seq: int, error: Exception) -> None:
+        """End a request that nobody can read, and keep a record of it for an operator."""
+        reason = f"{type(error).__name__}: {error}"[:300]
+        logger.error("request_unreadable", durable=self.durable, seq=seq, subject=message.subject, reason=reason)
+        record = orjson.dumps({"consumer": self.durable, "subject": message.subject, "seq": seq, "reason": reason})
+        with suppress(nats.errors.Error):
+            await self.bus.client.publish(subjects.dead_letter(self.durable), record, headers={"Nats-Msg-Id": f"{self.durable}-{seq}"})
+            await self.bus.client.publish(message.reply, b"+TERM")
 
     def _start(self, delivery: Delivery, reply: str | None, handler: Handler) -> None:
         task = asyncio.create_task(self._work(delivery, handler))
@@ -203,7 +215,7 @@ class NatsInbox:
 
     async def _later(self, reply: str, attempt: int) -> None:
         """Give it back with a growing pause: an immediate one burns all deliveries within milliseconds."""
-        delay_s = min(0.5 * 2 ** min(attempt, 6), 30.0)
+        delay_s = min(self.pause_s * 2 ** min(attempt, 6), 30.0)
         with suppress(nats.errors.Error):
             await self.bus.client.publish(reply, b"-NAK " + orjson.dumps({"delay": int(delay_s * 1e9)}))
 

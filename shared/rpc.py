@@ -84,3 +84,8 @@ async def call(bus: Bus, service: str, verb: str, request: Mapping[str, Any] | N
             problem.get("details") or {},
         )
     return orjson.loads(reply.data)
+
+
+async def tell(bus: Bus, service: str, verb: str, request: Mapping[str, Any]) -> None:
+    """Ask without waiting for an answer; lost when nobody listens."""
+    await bus.client.publish(subjects.rpc(service, verb), orjson.dumps(dict(request)))

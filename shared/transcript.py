@@ -29,6 +29,8 @@ def message_of(fact: Fact) -> Message:
         ValueError: the fact holds no message.
     """
     match fact.event:
+        case MessageAdded(tool_call_id=str() as call_id) as said:
+            return _tool_result(call_id, said.content)
         case MessageAdded() as said:
             return {"role": said.role, "content": said.content}
         case LlmCompleted() as answer:

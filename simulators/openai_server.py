@@ -15,13 +15,14 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from simulators import wire
 from simulators.script import DEFAULT_SCRIPT, Chosen, FaultKind, Script, load_script
@@ -54,6 +55,11 @@ class _Exchange:
 
     send: Send
     gone: asyncio.Event
+    transport: asyncio.Transport
+
+    def drop(self) -> None:
+        """Close the socket, whatever the answer lacks."""
+        self.transport.close()
 
     async def pause(self, seconds: float | None) -> None:
         """Wait, but not for a client that has left. None waits for that alone."""
@@ -111,10 +117,11 @@ class ScriptedServer:
         gone = asyncio.Event()
         self._open.add(gone)
         watcher = asyncio.create_task(_watch(receive, gone))
+        exchange = _Exchange(send, gone, scope["state"]["transport"])
         try:
-            await self._route(scope, body, _Exchange(send, gone))
+            await self._route(scope, body, exchange)
         except ClientLeft:
-            return
+            exchange.drop()
         finally:
             watcher.cancel()
             self._open.discard(gone)
@@ -159,6 +166,7 @@ class ScriptedServer:
             request.outcome = await self._answer(body, messages, exchange)
         except ClientLeft:
             request.outcome = CLIENT_LEFT
+            exchange.drop()
         await self._tell()
 
     async def _answer(self, body: Json, messages: list[Json], exchange: _Exchange) -> str:
@@ -210,7 +218,7 @@ class ScriptedServer:
             case FaultKind.NEVER:
                 await exchange.pause(None)
             case FaultKind.DROP_BEFORE_ANSWER:
-                pass  # an application that returns without a response makes the server close the socket
+                exchange.drop()
             case _:
                 return False
         return True
@@ -236,7 +244,7 @@ async def _break_stream(fault: FaultKind, exchange: _Exchange) -> None:
         case FaultKind.HALF_STREAM:
             await exchange.end()
         case _:
-            pass  # DROP_MID_STREAM: returning with an open body makes the server close the socket
+            exchange.drop()  # DROP_MID_STREAM: what was written is still sent
 
 
 def _event(data: Json) -> bytes:
@@ -258,32 +266,48 @@ async def _watch(receive: Receive, gone: asyncio.Event) -> None:
     gone.set()
 
 
-class Server(uvicorn.Server):
-    """A server that tells when it accepts connections and leaves signals alone when embedded."""
+class _Protocol(H11Protocol):
+    """Hands each request its connection, so that a fault can close it before a status line is sent."""
 
-    def __init__(self, app: ScriptedServer, on_ready: Callable[[], None], *, embedded: bool) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "transport": transport}
+
+
+class Server(uvicorn.Server):
+    """Serves a script: as a process with `serve`, or within another program with `open` and `shut`."""
+
+    def __init__(self, app: ScriptedServer, on_ready: Callable[[], None] | None = None) -> None:
         # Faults end a response early on purpose, which uvicorn reports as an error: hence "critical".
         config = uvicorn.Config(
-            app, log_level="critical", access_log=False, lifespan="off", ws="none", http="h11", timeout_graceful_shutdown=1
+            app, log_level="critical", access_log=False, lifespan="off", ws="none", http=_Protocol, timeout_graceful_shutdown=1
         )
         super().__init__(config)
-        self._app, self._on_ready, self._embedded = app, on_ready, embedded
+        self._app, self._on_ready = app, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._on_ready()
+        if self._on_ready is not None:
+            self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.stop()
         await super().shutdown(sockets)
 
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        if self._embedded:
-            yield
-            return
-        with super().capture_signals():
-            yield
+    async def open(self, sock: socket.socket) -> None:
+        """Accept connections on `sock`, and leave the program's signals alone."""
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup([sock])
+
+    async def shut(self) -> None:
+        """End every answer and close every connection, now; `shutdown` waits for politeness' sake."""
+        for server in self.servers:
+            server.close()
+        self._app.stop()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await asyncio.gather(*self.server_state.tasks)
 
 
 def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
@@ -310,7 +334,7 @@ def main(argv: list[str] | None = None) -> None:
             _write_whole(options.port_file, f"{port}\n")
         print(f"scripted model at http://{options.host}:{port}", flush=True)
 
-    server = Server(ScriptedServer(load_script(options.script), keep=options.keep), ready, embedded=False)
+    server = Server(ScriptedServer(load_script(options.script), keep=options.keep), ready)
     with suppress(KeyboardInterrupt):
         asyncio.run(server.serve([sock]))
 

@@ -33,16 +33,15 @@ class Simulator:
 async def running(script: Script | str | Sequence[Any] | Mapping[str, Any]) -> AsyncGenerator[Simulator]:
     """Serve `script` (a Script, YAML text, a list of turns, or a mapping) until the block ends."""
     app = ScriptedServer(_script_of(script))
-    sock, ready = bind(0), asyncio.Event()
-    server = Server(app, ready.set, embedded=True)
-    serving = asyncio.create_task(server.serve([sock]))
+    sock, server = bind(0), Server(app)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    await server.open(sock)
     try:
-        async with asyncio.timeout(5):
-            await ready.wait()
-        yield Simulator(f"http://127.0.0.1:{sock.getsockname()[1]}", app)
+        yield Simulator(url, app)
     finally:
-        server.should_exit = True
-        await serving
+        async with asyncio.timeout(5):
+            await server.shut()
+        sock.close()
 
 
 def _script_of(script: Script | str | Sequence[Any] | Mapping[str, Any]) -> Script:

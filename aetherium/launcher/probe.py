@@ -23,10 +23,10 @@ async def get(url: str) -> httpx.Response | None:
 
 
 def http_ok(url: str) -> Callable[[int], Awaitable[bool]]:
-    """A readiness check: 200 at `url`."""
+    """A readiness check: a 2xx answer at `url`."""
 
     async def ready(_pid: int) -> bool:
         answer = await get(url)
-        return answer is not None and answer.status_code == httpx.codes.OK
+        return answer is not None and answer.is_success
 
     return ready

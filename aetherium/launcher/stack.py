@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +20,32 @@ from aetherium.launcher.supervisor import Supervisor
 from shared import config
 from shared.config import Settings
 
-# In the order in which they are listed. All of them start as soon as the log is there; those that answer
-# from the read models also wait for the database.
-SERVICES: Mapping[str, tuple[str, ...]] = {
-    "containers": ("nats",),
-    "tools": ("nats",),
-    "scheduler": ("nats",),
-    "recorder": ("nats", "postgres"),
-    "orchestrator": ("nats",),
-    "gateway": ("nats", "postgres"),
-}
-
-ServiceArgv = Callable[[str], tuple[str, ...]]
-
 
 def service_argv(name: str) -> tuple[str, ...]:
     """`-P`: a folder called `shared` where the user happens to stand must not be imported for ours."""
     return (sys.executable, "-P", "-m", f"services.{name}.app")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The services of an engine: each with what must be ready before it starts, and the command that runs it."""
+
+    after: Mapping[str, tuple[str, ...]]
+    argv: Callable[[str], tuple[str, ...]] = service_argv
+
+
+# In the order in which they are listed. All of them start as soon as the log is there; those that answer
+# from the read models also wait for the database.
+PARTS = Parts(
+    {
+        "containers": ("nats",),
+        "tools": ("nats",),
+        "scheduler": ("nats",),
+        "recorder": ("nats", "postgres"),
+        "orchestrator": ("nats",),
+        "gateway": ("nats", "postgres"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +137,17 @@ class _Planner:
         self.specs.append(spec)
         return Model(source="local", text=f"{llama.QWEN_CODER.name}, on this machine's CPU", url=f"http://127.0.0.1:{port}")
 
-    def services(self, names: Mapping[str, tuple[str, ...]], argv: ServiceArgv) -> None:
+    def services(self, parts: Parts) -> None:
         ours = {spec.name for spec in self.specs}
-        if "gateway" in names:
+        if "gateway" in parts.after:
             gateway = self.settings.gateway
             self.change("gateway", port=self.port("gateway", gateway.port, gateway.host))
             self.urls["gateway"] = f"http://{reachable(gateway.host)}:{self.settings.gateway.port}"
-        for name, after in names.items():
+        for name, after in parts.after.items():
             port, env = self._place_of(name)
             host = reachable(self.settings.gateway.host if name == "gateway" else self.settings.health.host)
             ready = probe.http_ok(f"http://{host}:{port}/readyz")
-            self.specs.append(ProcessSpec(name, argv(name), env, ready, tuple(need for need in after if need in ours), port))
+            self.specs.append(ProcessSpec(name, parts.argv(name), env, ready, tuple(need for need in after if need in ours), port))
 
     def _place_of(self, name: str) -> tuple[int, dict[str, str]]:
         """Where a service says whether it is ready, and its environment. The gateway says it on its own port."""
@@ -150,7 +159,7 @@ class _Planner:
 
 def reachable(host: str) -> str:
     """An address that leads to a server which was told to listen on `host`."""
-    if host in ("0.0.0.0", "::", ""):  # noqa: S104
+    if host in ("0.0.0.0", "::", ""):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
@@ -167,13 +176,7 @@ def base_environ() -> dict[str, str]:
     return env
 
 
-async def make_plan(
-    settings: Settings,
-    *,
-    scripted: Path | bool = False,
-    services: Mapping[str, tuple[str, ...]] = SERVICES,
-    argv: ServiceArgv = service_argv,
-) -> Plan:
+async def make_plan(settings: Settings, *, scripted: Path | bool = False, parts: Parts = PARTS) -> Plan:
     """Decide what to start. A configured address means that the server there is not ours to start.
 
     `scripted`: a script file, or True for the demo's, puts the scripted model server in the model's place.
@@ -183,7 +186,7 @@ async def make_plan(
     planner.postgres()
     planner.chroma()
     model = await planner.model(scripted)
-    planner.services(services, argv)
+    planner.services(parts)
     return Plan(planner.settings, tuple(planner.specs), planner.urls, model, tuple(planner.moved))
 
 
@@ -215,9 +218,8 @@ async def running(
     *,
     scripted: Path | bool = False,
     on_change: Callable[[ProcessStatus], None] | None = None,
-    services: Mapping[str, tuple[str, ...]] = SERVICES,
-    argv: ServiceArgv = service_argv,
-) -> AsyncIterator[Engine]:
+    parts: Parts = PARTS,
+) -> AsyncGenerator[Engine]:
     """Start an engine and stop it at the end. It is starting, not ready, when the body begins: `await engine.ready()`.
 
     Raises:
@@ -227,7 +229,7 @@ async def running(
     data_dir = settings.data_dir.absolute()
     data_dir.mkdir(parents=True, exist_ok=True)
     with lock.held(data_dir):
-        plan = await make_plan(settings, scripted=scripted, services=services, argv=argv)
+        plan = await make_plan(settings, scripted=scripted, parts=parts)
         plan.settings.workspaces.mkdir(parents=True, exist_ok=True)
         engine = Engine(plan, [on_change] if on_change else [])
         state.write(engine.state)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -116,6 +117,8 @@ class _Process:
             raise
         finally:
             self.child = None
+        if exit_code == -signal.SIGILL:  # it would end the same way every time
+            raise CannotStart(f"{self.spec.name} is built for a processor with instructions that this one lacks ({self.spec.argv[0]})")
         ready_for_s = None if ready_at is None else time.monotonic() - ready_at
         delay_s = self._backoff.after(exit_code=exit_code, ready_for_s=ready_for_s)
         self._set(State.RESTARTING, pid=None, restarts=self.status.restarts + 1, last_exit=exit_code)

@@ -14,25 +14,26 @@ from uuid import uuid4
 import structlog
 
 from services.containers.output import HeadAndTail
-from services.containers.processes import MARK, kill_all
+from services.containers.processes import MARK, Leader, kill_all
 from services.containers.runtime import ContainerFault, Ended, ExecResult
 
 log: Any = structlog.get_logger()
 
 _CHUNK = 65_536
-_DRAIN_S = 1.0  # how long the pipe may stay open once nothing that is known writes to it
+_DRAIN_S = (0.1, 0.3, 0.6)  # how long the pipe may stay open once nothing that is known writes to it
 
 
 class Command:
     """A started command. Its exit is watched through a pidfd, so that its number stays taken until all is killed."""
 
     def __init__(self, command: str, workspace: Path, environment: Mapping[str, str]) -> None:
-        self._mark = uuid4().hex
+        mark = uuid4().hex
         self._output = HeadAndTail()
         loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[None] = loop.create_future()
         self._end_of_output: asyncio.Future[None] = loop.create_future()
-        self._pipe, self._process = _start(command, workspace, {**environment, MARK: self._mark})
+        self._pipe, self._process = _start(command, workspace, {**environment, MARK: mark})
+        self._leader = Leader.of(self._process.pid, mark)
         self._pidfd = os.pidfd_open(self._process.pid)
         loop.add_reader(self._pipe, self._read)
         loop.add_reader(self._pidfd, self._on_exit)
@@ -43,18 +44,24 @@ class Command:
         try:
             done, _ = await asyncio.wait({self._exited, stop}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             ended = Ended.EXITED if self._exited in done else stop.result() if stop in done else Ended.TIMED_OUT
-            left = await asyncio.to_thread(kill_all, self._process.pid, self._mark)
-            if left:
-                log.warning("processes_left", session=self._process.pid, pids=[process.pid for process in left])
-            await asyncio.wait({self._end_of_output}, timeout=_DRAIN_S)
+            await self._end_all()
         except BaseException:  # the whole engine is stopping: nobody is left to do this later
-            kill_all(self._process.pid, self._mark)
+            kill_all(self._leader)
             raise
         finally:
             self._close()
         code = _exit_code(self._process) if ended is Ended.EXITED else None
         seconds = asyncio.get_running_loop().time() - began
         return ExecResult(code, self._output.text(), ended, self._output.cut, round(seconds, 3))
+
+    async def _end_all(self) -> None:
+        """Kill what is left and read what it wrote. A pipe that stays open tells of a process not found yet."""
+        for wait_s in _DRAIN_S:
+            left = await asyncio.to_thread(kill_all, self._leader)
+            done, _ = await asyncio.wait({self._end_of_output}, timeout=wait_s)
+            if done and not left:
+                return
+        log.warning("processes_left", session=self._leader.pid)
 
     def _read(self) -> None:
         try:

@@ -13,10 +13,10 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 MARK = "EXEC_MARK"
 _PATIENCE_S = 3.0
+_UNCERTAIN_S = 0.1  # far longer than an exec takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +30,74 @@ class Process:
     started: int  # clock ticks since the machine's start
 
 
-def members(session: int, mark: str) -> list[Process]:
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The shell that a command started with. It must not be reaped before `kill_all` is done: as long as its
+    number is taken, that number cannot come to mean another session."""
+
+    pid: int
+    mark: str
+    started: int
+
+    @classmethod
+    def of(cls, pid: int, mark: str) -> Leader:
+        process = _process(pid)
+        assert process is not None, "a process stays in /proc until it is reaped"
+        return cls(pid, mark, process.started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """One look at the machine's processes: a command's live ones, and whether one could not be told yet."""
+
+    members: list[Process]
+    uncertain: bool
+
+
+def members(leader: Leader) -> list[Process]:
     """The live processes of a command, its own shell among them while it runs."""
-    processes = [process for name in os.listdir("/proc") if name.isdecimal() and (process := _process(int(name)))]
-    found = {each.pid for each in processes if each.session == session or _is_marked(each.pid, mark)}
-    grown = True
-    while grown:
-        more = {each.pid for each in processes if each.parent in found} - found
-        found |= more
-        grown = bool(more)
-    return [each for each in processes if each.pid in found and each.state not in "ZX" and each.pid != os.getpid()]
+    return _look(leader).members
 
 
-def kill_all(session: int, mark: str, patience_s: float = _PATIENCE_S) -> list[Process]:
+def kill_all(leader: Leader, patience_s: float = _PATIENCE_S) -> list[Process]:
     """Kill a command's processes until none is left; what would not die within the patience is returned.
 
-    Repeated, because a process may start another one between being found and being killed. Call it before the
-    session's leader is reaped: as long as that number is taken, it cannot come to mean another session.
+    It takes two looks in a row without a find, because one look can miss a process: it may have been started by
+    one that ended during the look, or be in the middle of an exec, when it shows no environment.
     """
-    deadline = time.monotonic() + patience_s
-    pause = 0.001
-    while left := members(session, mark):
-        for process in left:
+    began = time.monotonic()
+    clean, pause = 0, 0.001
+    while True:
+        with suppress(ProcessLookupError, PermissionError):
+            # The kernel lets no fork slip through this, where looking could lose a chain of short-lived ones.
+            os.killpg(leader.pid, signal.SIGKILL)
+        sight = _look(leader)
+        for process in sight.members:
             _kill(process)
-        if time.monotonic() > deadline:
-            return left
+        spent = time.monotonic() - began
+        clean = 0 if sight.members or (sight.uncertain and spent < _UNCERTAIN_S) else clean + 1
+        if clean == 2 or spent > patience_s:
+            return sight.members
         time.sleep(pause)  # runs in a thread: the kernel needs a moment to end them
         pause = min(pause * 2, 0.05)
-    return []
+
+
+def _look(leader: Leader) -> _Sight:
+    processes = [
+        process
+        for name in os.listdir("/proc")
+        if name.isdecimal() and (process := _process(int(name))) and process.started >= leader.started and process.state not in "ZX"
+    ]
+    found = {leader.pid}
+    uncertain = False
+    for each in processes:
+        environment = b"" if each.session == leader.pid else _environment(each.pid)
+        if each.session == leader.pid or f"{MARK}={leader.mark}".encode() in environment.split(b"\0"):
+            found.add(each.pid)
+        uncertain = uncertain or (environment == b"" and each.session not in (0, leader.pid))
+    while more := {each.pid for each in processes if each.parent in found} - found:
+        found |= more
+    return _Sight([each for each in processes if each.pid in found and each.pid != os.getpid()], uncertain)
 
 
 def _kill(process: Process) -> None:
@@ -75,13 +115,17 @@ def _kill(process: Process) -> None:
 def _process(pid: int) -> Process | None:
     try:
         # The command's name stands in brackets and may hold anything, brackets too.
-        fields = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return Process(pid, int(fields[1]), int(fields[3]), fields[0], int(fields[19]))
+    return Process(pid, int(fields[1]), int(fields[3]), fields[0].decode(), int(fields[19]))
 
 
-def _is_marked(pid: int, mark: str) -> bool:
-    with suppress(OSError):
-        return f"{MARK}={mark}".encode() in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
-    return False
+def _environment(pid: int) -> bytes:
+    """What a process was started with; empty in the middle of an exec, and always for the kernel's own."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except OSError:
+        return b"ended, or somebody else's"

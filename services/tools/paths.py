@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import stat as modes
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 from uuid import uuid4
 
 from shared.errors import Fault, Verdict
@@ -64,8 +64,8 @@ class Entry:
     inode: int
 
 
-def parts_of(path: str, root: Path) -> tuple[str, ...]:
-    """The components of `path` below the root; empty for the root itself.
+def parts_of(path: str, *roots: Path) -> tuple[str, ...]:
+    """The components of `path` below the root, by any of the root's names; empty for the root itself.
 
     >>> parts_of("./src/../a.txt", Path("/data/ws"))
     ('a.txt',)
@@ -75,7 +75,7 @@ def parts_of(path: str, root: Path) -> tuple[str, ...]:
     """
     _check_text(path)
     parts: list[str] = []
-    for part in _below_root(path, root):
+    for part in _below_root(path, roots):
         if part == "..":
             if not parts:
                 raise _outside(path)
@@ -100,7 +100,7 @@ def _check_text(path: str) -> None:
         raise ToolRefusal(f"The path {_short(path)!r} is too long. Use a short path, such as 'notes.txt'.")
 
 
-def _below_root(path: str, root: Path) -> list[str]:
+def _below_root(path: str, roots: tuple[Path, ...]) -> list[str]:
     """The components after the root's own, compared whole: `/data/ws7` is not inside `/data/ws`."""
     parts = path.split("/")
     if parts[0] == "~":
@@ -108,7 +108,7 @@ def _below_root(path: str, root: Path) -> list[str]:
     if parts[0]:
         return parts
     named = [part for part in parts if part not in ("", ".")]
-    for prefix in (list(root.parts[1:]), ["workspace"]):
+    for prefix in (*(list(root.parts[1:]) for root in roots), ["workspace"]):
         if named[: len(prefix)] == prefix:
             return named[len(prefix) :]
     raise _outside(path)
@@ -129,15 +129,20 @@ def shown(name: str) -> str:
 
 
 class Workspace:
-    """The only way to the files of one project. Not for files that change under a `BinaryIO` held open."""
+    """The only way to the files of one project. It holds nothing open between calls."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
+        self._named = root.absolute()  # as a command may be told of it
+
+    def parts(self, path: str) -> tuple[str, ...]:
+        """The components of a path below this root."""
+        return parts_of(path, self.root, self._named)
 
     # ---- reading
 
     @contextmanager
-    def open_read(self, path: str) -> Iterator[BinaryIO]:
+    def open_read(self, path: str) -> Generator[io.BufferedReader, None, None]:
         """A regular file, open for reading."""
         with self._parent(path) as (folder, name):
             descriptor = self._open_file(folder, name, path)
@@ -159,7 +164,7 @@ class Workspace:
         Raises:
             Missing: nothing has that name.
         """
-        parts = parts_of(path, self.root)
+        parts = self.parts(path)
         if not parts:
             with self._root() as root:
                 return _entry("", os.fstat(root))
@@ -168,7 +173,7 @@ class Workspace:
 
     def walk(self, path: str = ".", skip: frozenset[str] = SKIPPED_FOLDERS) -> Iterator[Entry]:
         """Everything below a folder, depth first and sorted by name; links are named, never entered."""
-        parts = parts_of(path, self.root)
+        parts = self.parts(path)
         with self._folder(parts, path) as folder:
             yield from self._walk(folder, parts, skip)
 
@@ -215,7 +220,7 @@ class Workspace:
 
     def make_folder(self, path: str) -> None:
         """Create a folder with its parents; one that exists is left as it is."""
-        with self._folder(parts_of(path, self.root), path, create=True):
+        with self._folder(self.parts(path), path, create=True):
             pass
 
     def unlink(self, path: str) -> None:
@@ -243,7 +248,7 @@ class Workspace:
     # ---- the steps of a path
 
     @contextmanager
-    def _root(self) -> Iterator[int]:
+    def _root(self) -> Generator[int, None, None]:
         try:
             root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -254,7 +259,7 @@ class Workspace:
             os.close(root)
 
     @contextmanager
-    def _folder(self, parts: tuple[str, ...], path: str, *, create: bool = False) -> Iterator[int]:
+    def _folder(self, parts: tuple[str, ...], path: str, *, create: bool = False) -> Generator[int, None, None]:
         """The folder of these components, each opened inside the one before it."""
         with ExitStack() as held:
             folder = held.enter_context(self._root())
@@ -264,8 +269,8 @@ class Workspace:
             yield folder
 
     @contextmanager
-    def _parent(self, path: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
-        parts = parts_of(path, self.root)
+    def _parent(self, path: str, *, create: bool = False) -> Generator[tuple[int, str], None, None]:
+        parts = self.parts(path)
         if not parts:
             raise ToolRefusal("That is the workspace folder itself. Give the path of a file in it, such as 'notes.txt'.")
         with self._folder(parts[:-1], path, create=create) as folder:

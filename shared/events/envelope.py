@@ -15,6 +15,7 @@ from typing import Any, ClassVar, cast
 import orjson
 from pydantic import BaseModel, ConfigDict
 
+from shared.ids import is_token
 from shared.subjects import Aggregate, fact
 
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
@@ -42,10 +43,14 @@ class Event(BaseModel):
 
 
 class Unknown(Event):
-    """A fact of a type that this reader has never heard of: a newer engine wrote it."""
+    """A fact of a type that this reader has never heard of: a newer engine wrote it.
+
+    `problem` is set where the type is known but the body could not be read, by `decode_anything`.
+    """
 
     type: str
     data: dict[str, Any]
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +165,15 @@ def decode(seq: int, subject: str, headers: Mapping[str, str], body: bytes) -> F
         causation_id=headers.get("ce-causationid"),
         traceparent=headers.get("traceparent"),
     )
+
+
+def decode_anything(seq: int, subject: str, headers: Mapping[str, str], body: bytes) -> Fact:
+    """`decode` for readers that must get past every message: what cannot be read is `Unknown` with the reason."""
+    try:
+        return decode(seq, subject, headers, body)
+    except Exception as error:  # whatever an upcaster or a model raised, it would raise it again
+        tokens = subject.split(".")
+        domain, scope = (tokens[2], tokens[3]) if len(tokens) >= 5 else ("unreadable", "unreadable")
+        aggregate = Aggregate(domain, scope) if is_token(domain) and is_token(scope) else Aggregate("unreadable", "unreadable")
+        event = Unknown(type=headers.get("ce-type", subject), data={}, problem=f"{type(error).__name__}: {error}"[:300])
+        return Fact(seq, headers.get("ce-id", ""), datetime.fromtimestamp(0, UTC), headers.get("ce-source", ""), aggregate, event)

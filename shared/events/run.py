@@ -56,7 +56,7 @@ class MessageAdded(Event):
     agent: str
     role: str
     content: str = ""
-    content_blob: BlobRef | None = None
+    tool_call_id: str | None = None  # role `tool`: the call that was not run, and is answered by this
 
 
 class ToolsOffered(Event):
@@ -67,6 +67,7 @@ class ToolsOffered(Event):
     key: str
     agent: str
     tools: tuple[dict[str, Any], ...] = ()
+    read_only: tuple[str, ...] = ()  # those that may run beside each other
     catalogue: str = ""
 
 

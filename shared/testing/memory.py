@@ -1,7 +1,7 @@
 """In-memory twins of the log, its inboxes and the blob store, held to the same contract tests.
 
-`MemoryLog(crash_at=n)` dies after its n-th fact: that append stores the fact and raises `Crash`, and so
-does every later call, as if the machine had lost power; `reopened` gives what the disk holds.
+`MemoryLog(crash_at=n)` dies after its n-th fact: that append stores the fact and never returns, and no more
+does any later call, as if the machine had lost power; `reopened` gives what the disk holds.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+
+import structlog
 
 from shared.blobs import reference_to
 from shared.clock import Clock, SystemClock
@@ -20,9 +22,7 @@ from shared.ids import new_id
 from shared.inbox import Delivery, Handler
 from shared.subjects import Aggregate
 
-
-class Crash(BaseException):
-    """The process died here. Not an Exception, so that no handler can go on after it."""
+logger = structlog.get_logger()
 
 
 def matches(subject_filter: str, subject: str) -> bool:
@@ -46,6 +46,7 @@ class MemoryLog:
     facts: list[Fact] = field(default_factory=list[Fact])
     subjects: list[str] = field(default_factory=list[str])
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    delivered: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
     acknowledged: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
 
     def reopened(self, *, crash_at: int | None = None) -> MemoryLog:
@@ -56,6 +57,7 @@ class MemoryLog:
             crash_at,
             list(self.facts),
             list(self.subjects),
+            delivered={name: set(seqs) for name, seqs in self.delivered.items()},
             acknowledged={name: set(seqs) for name, seqs in self.acknowledged.items()},
         )
 
@@ -63,30 +65,33 @@ class MemoryLog:
     def dead(self) -> bool:
         return self.crash_at is not None and len(self.facts) >= self.crash_at
 
-    def _alive(self) -> None:
+    async def _alive(self) -> None:
         if self.dead:
-            raise Crash
+            await asyncio.get_running_loop().create_future()
 
     async def append(self, aggregate: Aggregate, events: Sequence[Event], *, after: int, cause: Fact | None = None) -> list[Fact]:
         return (await self.commit([Write(aggregate, events, after, cause)]))[0]
 
     async def commit(self, writes: Sequence[Write]) -> list[list[Fact]]:
-        self._alive()
+        await self._alive()
         for write in writes:
             newest = await self.last(write.aggregate.filter)
             if (newest.seq if newest else 0) != write.after:
                 raise Conflict(f"{write.aggregate} is not at {write.after}", aggregate=str(write.aggregate))
-        stored = [[self._store(write, event) for event in write.events] for write in writes]
+        # All of them in their wire form first: one that cannot be stored stops them all.
+        wire = [[self._wire(write, event) for event in write.events] for write in writes]
+        if not any(wire):
+            raise ValueError("nothing to append")
+        stored = [[self._store(*message) for message in row] for row in wire]
         async with self._changed:
             self._changed.notify_all()
-        self._alive()
+        await self._alive()
         return stored
 
-    def _store(self, write: Write, event: Event) -> Fact:
+    def _wire(self, write: Write, event: Event) -> tuple[str, dict[str, str], bytes]:
         body = body_of(event)
         if len(body) > MAX_BODY:
-            raise BadInput(f"{event.TYPE} has {len(body)} bytes; a fact holds at most {MAX_BODY}", field=event.TYPE)
-        subject = subject_of(write.aggregate, event)
+            raise BadInput(f"{event.TYPE} of {write.aggregate} has {len(body)} bytes; a fact holds at most {MAX_BODY}", field=event.TYPE)
         cause = write.cause
         headers = headers_of(
             event,
@@ -97,6 +102,9 @@ class MemoryLog:
             causation_id=cause.id if cause else None,
             traceparent=cause.traceparent if cause else None,
         )
+        return subject_of(write.aggregate, event), headers, body
+
+    def _store(self, subject: str, headers: dict[str, str], body: bytes) -> Fact:
         # Through the wire form and back, so that a test sees what a reader would.
         fact = decode(len(self.facts) + 1, subject, headers, body)
         self.facts.append(fact)
@@ -104,29 +112,30 @@ class MemoryLog:
         return fact
 
     async def read(self, subject_filter: str, *, after: int = 0) -> list[Fact]:
-        self._alive()
-        return [fact for fact, subject in zip(self.facts, self.subjects, strict=True) if fact.seq > after and matches(subject_filter, subject)]
+        await self._alive()
+        stored = zip(self.facts, self.subjects, strict=True)
+        return [fact for fact, subject in stored if fact.seq > after and matches(subject_filter, subject)]
 
     async def follow(self, *subject_filters: str, after: int) -> AsyncIterator[Fact]:
         while True:
-            self._alive()
+            await self._alive()
             fresh = list(zip(self.facts[after:], self.subjects[after:], strict=True))
             for fact, subject in fresh:
                 after = fact.seq
                 if any(matches(each, subject) for each in subject_filters):
                     yield fact
             async with self._changed:
-                if len(self.facts) == after and not self.dead:
+                if len(self.facts) <= after and not self.dead:
                     await self._changed.wait()
 
     async def get(self, seq: int) -> Fact:
-        self._alive()
+        await self._alive()
         if not 0 < seq <= len(self.facts):
             raise NotFound(f"the log holds no fact {seq}", seq=seq)
         return self.facts[seq - 1]
 
     async def last(self, subject_filter: str) -> Fact | None:
-        self._alive()
+        await self._alive()
         for fact, subject in zip(reversed(self.facts), reversed(self.subjects), strict=True):
             if matches(subject_filter, subject):
                 return fact
@@ -149,19 +158,32 @@ class MemoryInbox:
     log: MemoryLog
     durable: str
     filters: tuple[str, ...]
+    pause_s: float = 0.5
 
     async def run(self, handler: Handler) -> None:
+        delivered = self.log.delivered.setdefault(self.durable, set())
         done = self.log.acknowledged.setdefault(self.durable, set())
-
-        async def work(fact: Fact, recovered: bool) -> None:
-            if await handler(Delivery(fact, recovered=recovered)) and not self.log.dead:
-                done.add(fact.seq)
-
-        before = await self.log.last_seq()
+        before = set(delivered)
         async with asyncio.TaskGroup() as tasks:
             async for fact in self.log.follow(*self.filters, after=0):
                 if fact.seq not in done:
-                    tasks.create_task(work(fact, fact.seq <= before))
+                    delivered.add(fact.seq)
+                    tasks.create_task(self._work(Delivery(fact, recovered=fact.seq in before), handler))
+
+    async def _work(self, delivery: Delivery, handler: Handler) -> None:
+        """Deliver it until it is answered, after a growing pause each time."""
+        while not await self._answered(delivery, handler):
+            await self.log.clock.sleep(min(self.pause_s * 2 ** min(delivery.attempt, 6), 30.0))
+            delivery = Delivery(delivery.fact, delivery.attempt + 1)
+        if not self.log.dead:
+            self.log.acknowledged[self.durable].add(delivery.fact.seq)
+
+    async def _answered(self, delivery: Delivery, handler: Handler) -> bool:
+        try:
+            return await handler(delivery)
+        except Exception as error:  # the outermost loop of a request, like that of the real inbox
+            logger.exception("request_failed", durable=self.durable, seq=delivery.fact.seq, error=repr(error))
+            return False
 
 
 @dataclass
@@ -177,4 +199,3 @@ class MemoryBlobs:
         if ref.sha256 not in self.content:
             raise NotFound(f"no blob {ref.sha256}", sha256=ref.sha256)
         return self.content[ref.sha256]
-

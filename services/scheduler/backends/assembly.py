@@ -104,10 +104,8 @@ class Assembly:
     def _call_of(self, delta: Json, name: str) -> _Call:
         """The call that a delta continues; some servers leave the index out, or say 0 for all."""
         index, server_id = delta.get("index"), _text(delta.get("id"))
-        if isinstance(index, int):
-            known = self._by_index.get(index)
-        else:
-            known = self._calls[-1] if self._calls and not name else None
+        latest = self._calls[-1] if self._calls and not name else None
+        known = self._by_index.get(index) if isinstance(index, int) else latest
         if known is not None and not (name and server_id and known.server_id and server_id != known.server_id):
             return known
         call = _Call()

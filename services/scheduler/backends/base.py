@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from services.scheduler.dialects.calls import NativeCall
@@ -50,7 +50,7 @@ class ChatReply:
     tool_calls: tuple[NativeCall, ...] = ()
     finish_reason: str = "stop"
     model: str = ""
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     first_token_ms: float | None = None
     duration_ms: float = 0.0
 

@@ -115,13 +115,11 @@ _ADVICE: dict[type[BackendFault], str] = {
 }
 
 
-def fault_of(error: ServerError, *, status: int | None, server: str, fragment: str = "", retry_after_s: float | None = None) -> BackendFault:
+def fault_of(error: ServerError, *, status: int | None, server: str, retry_after_s: float | None = None) -> BackendFault:
     """The fault that a server's error means. `status` is the response's, None within a stream."""
     kind = _kind_of(error, status)
     said = clean(error.message)
     details: dict[str, Any] = {"server": server, "status": status, "upstream": cut(said, 2000)}
-    if fragment:
-        details["fragment"] = fragment
     if error.prompt_tokens is not None:
         details["prompt_tokens"] = error.prompt_tokens
     if error.context is not None:

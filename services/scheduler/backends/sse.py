@@ -5,7 +5,6 @@ Lines are split at bytes: a text's own U+2028 or U+0085 ends no line, as it woul
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 
 _MAX_LINE = 32 * 2**20
@@ -86,13 +85,3 @@ class SseParser:
         event = SseEvent("\n".join(self._data), self._kind)
         self._data, self._kind = [], ""
         return [event]
-
-
-async def events_of(chunks: AsyncIterable[bytes]) -> AsyncIterator[SseEvent]:
-    """The events of a response's body, in order."""
-    parser = SseParser()
-    async for chunk in chunks:
-        for event in parser.feed(chunk):
-            yield event
-    for event in parser.finish():
-        yield event

@@ -13,12 +13,21 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from jsonschema import Draft202012Validator, ValidationError
-from jsonschema.exceptions import best_match
+from jsonschema import exceptions as schema_errors
 
 from services.tools.paths import ToolRefusal
 from services.tools.servers.base import ToolSpec
 
-_PLAIN = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false", "array": "a list", "object": "an object"}
+_PLAIN = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+
+_TYPES: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,), "object": (dict,)}
 
 
 class BadArguments(ToolRefusal):
@@ -44,7 +53,7 @@ def fitted(spec: ToolSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None or name in required  # null for an optional value means that it is left out
     }
     validator: Any = Draft202012Validator(spec.parameters)
-    error = cast(ValidationError | None, best_match(validator.iter_errors(fit)))
+    error = cast(ValidationError | None, cast(Any, schema_errors).best_match(validator.iter_errors(fit)))
     if error is not None:
         raise BadArguments(f"{_sentence(spec, error)} {_right_call(spec)}")
     return fit
@@ -57,10 +66,9 @@ def _converted(value: Any, declared: Any) -> Any:
         parsed: Any = json.loads(value)
     except (ValueError, RecursionError):
         return value
-    fits = {"integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict}.get(declared, ())
     if isinstance(parsed, bool) and declared != "boolean":
-        return value
-    return parsed if isinstance(parsed, fits) else value
+        return value  # to Python, true is a number
+    return parsed if isinstance(parsed, _TYPES.get(str(declared), ())) else value
 
 
 def _unknown(spec: ToolSpec, name: str, known: list[str]) -> str:

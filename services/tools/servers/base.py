@@ -21,10 +21,12 @@ from mcp.server import MCPServer
 from mcp.types import Tool, ToolAnnotations
 
 OUTPUT_LIMIT = 8_000  # characters of a result that a model is shown
+ENDING_S = 30.0  # what a call gets on top of the time it asked for, to end what it started
 UNKNOWN_SHA256 = "unknown"  # the file was there, and what it held was too large to read before it changed
 
 _TIER = "aetherium/tier"
 _BOUND = "aetherium/timeout-s"
+_EXAMPLES: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 _NOISE = frozenset({"title", "default", "examples"})
 
 P = ParamSpec("P")
@@ -233,7 +235,7 @@ def _spec(server: str, tool: Tool) -> ToolSpec:
 
 def _example(schema: Mapping[str, Any]) -> Any:
     given = cast(list[Any], schema.get("examples") or [])
-    return given[0] if given else {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}.get(schema.get("type", ""), "…")
+    return given[0] if given else _EXAMPLES.get(str(schema.get("type")), "…")
 
 
 def compact_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

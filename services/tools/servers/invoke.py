@@ -18,7 +18,7 @@ from mcp.types import CallToolResult, TextContent
 
 from services.tools.paths import ToolRefusal
 from services.tools.servers.arguments import BadArguments, fitted
-from services.tools.servers.base import OUTPUT_LIMIT, CallContext, Change, Changes, ToolSpec, current_call, current_changes
+from services.tools.servers.base import ENDING_S, OUTPUT_LIMIT, CallContext, Change, Changes, ToolSpec, current_call, current_changes
 from shared.errors import Fault
 from shared.text import clean, clean_json, cut
 
@@ -72,7 +72,7 @@ async def invoke(
 def bound_of(spec: ToolSpec, arguments: Mapping[str, Any]) -> float:
     """The tool's own time bound in seconds, longer when the call itself asks for a long time."""
     asked = arguments.get("timeout_s")
-    return max(spec.timeout_s, float(asked) + 30.0) if isinstance(asked, int | float) else spec.timeout_s
+    return max(spec.timeout_s, float(asked) + ENDING_S) if isinstance(asked, int | float) else spec.timeout_s
 
 
 async def _answer(server: MCPServer, spec: ToolSpec, arguments: dict[str, Any], timeout_s: float) -> ToolReply:

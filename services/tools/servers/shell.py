@@ -11,10 +11,11 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
 from services.tools.paths import Workspace
-from services.tools.servers.base import OUTPUT_LIMIT, Change, ExecOutcome, Ports, Tier, changes, declare, this_call, to_its_end
+from services.tools.servers.base import ENDING_S, OUTPUT_LIMIT, Change, ExecOutcome, Ports, Tier, changes, declare, this_call, to_its_end
 from services.tools.servers.snapshot import Images, Snapshot, record_since, take
 from shared.text import clean
 
+DEFAULT_S = 60
 _HEAD = 3_000  # of the output's limit; errors stand at the end, so the tail gets more
 _NAMED = 10  # changed files named in the answer
 
@@ -34,10 +35,10 @@ def build(ports: Ports) -> MCPServer:
     server = MCPServer("shell", log_level="WARNING")
     images = Images()
 
-    @declare(server, tier=Tier.ELEVATED, destructive=True)
+    @declare(server, tier=Tier.ELEVATED, destructive=True, timeout_s=DEFAULT_S + ENDING_S)
     async def run_shell(  # pyright: ignore[reportUnusedFunction]
         command: Annotated[str, Field(description="The command line.", min_length=1, max_length=50_000, examples=["python main.py"])],
-        timeout_s: Annotated[int, Field(description="Seconds after which it is stopped.", ge=1, le=600)] = 60,
+        timeout_s: Annotated[int, Field(description="Seconds after which it is stopped.", ge=1, le=600)] = DEFAULT_S,
     ) -> CallToolResult:
         """Run a shell command in the workspace folder. Answers with its output and exit code. It gets no keyboard input."""
         call, line = this_call(), clean(command)
@@ -46,7 +47,7 @@ def build(ports: Ports) -> MCPServer:
         workspace = Workspace(call.workspace)
         before = await to_its_end(take, workspace, images)
         try:
-            outcome = await ports.runtime.exec(call.project_id, call.call_id, line, float(timeout_s), workspace.root)
+            outcome = await ports.runtime.exec(call.project_id, call.call_id, line, float(timeout_s), call.workspace)
         finally:  # a command that was stopped has changed files too
             await _record(before, workspace, images)
         return _result(outcome, timeout_s, changes().all())

@@ -19,7 +19,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
-from services.tools.paths import Entry, Missing, ToolRefusal, Workspace, parts_of, shown
+from services.tools.paths import Entry, Missing, ToolRefusal, Workspace, shown
 from services.tools.servers.base import OUTPUT_LIMIT, Ports, Tier, changes, declare, this_call, to_its_end
 from services.tools.servers.edits import Edited, NoEdit, replace_once
 from services.tools.servers.textfile import TextFile, decode
@@ -158,7 +158,7 @@ def _first_lines(path: str, text: str, start_line: int, total: int) -> str:
 
 def _write(workspace: Workspace, path: str, content: str) -> str:
     data = clean(content).encode()
-    name = "/".join(parts_of(path, workspace.root))
+    name = "/".join(workspace.parts(path))
     with _changing:
         before, before_sha256 = _before_image(workspace, path)
         if before == data:
@@ -181,7 +181,7 @@ def _before_image(workspace: Workspace, path: str) -> tuple[bytes | None, str | 
 
 
 def _edit(workspace: Workspace, path: str, old: str, new: str) -> str:
-    name = "/".join(parts_of(path, workspace.root))
+    name = "/".join(workspace.parts(path))
     with _changing:
         file = _text_of(workspace, path)
         try:
@@ -222,7 +222,7 @@ def _list(workspace: Workspace, path: str) -> str:
         else:
             found.append(line)
     if not found:
-        return "The workspace has no files yet." if parts_of(path, workspace.root) == () else f"There are no files in {path!r}."
+        return "The workspace has no files yet." if workspace.parts(path) == () else f"There are no files in {path!r}."
     more = f" and at least {left_out}" if seen > _LISTED else f" {left_out}"
     return "\n".join(found) + (f"\n[cut:{more} more files. Call list_files with the path of one folder.]" if left_out else "")
 

@@ -1,0 +1,45 @@
+"""Topology `single`: one agent, one task (KS 6.1). An agent that owes files is held to them."""
+
+from __future__ import annotations
+
+from services.orchestrator import loop, owed, prompts
+from services.orchestrator.durable.context import Run
+from services.orchestrator.durable.execution import Outcome
+from services.orchestrator.durable.faults import OwedOutputMissing
+from shared.errors import Fault
+
+REPAIR_TURNS = 2  # as a sequential stage has (KS 6.1, SequentialRepairTurns)
+TURNS_A_REPAIR = 4
+
+
+async def single(run: Run) -> Outcome:
+    """One agent runs the ReAct loop alone; a node that still owes files after its repairs fails the run."""
+    (node,) = run.template.nodes[:1]
+    here = run.at(node.id)
+    await here.step_started(node.id, run.submission.message[:200])
+    agent = await loop.begin(here, node, prompts.system(node), run.submission.message)
+    try:
+        reply = await loop.react(here, agent, turns=run.template.circuit_breaker.max_turns_per_agent)
+        reply = await _hold_to_owed_outputs(here, agent, reply)
+    except Fault as fault:
+        await here.step_failed(fault.code, fault.message)
+        raise
+    await here.step_completed(agent.view.written)
+    return Outcome(reply, agent.view.written)
+
+
+async def _hold_to_owed_outputs(run: Run, agent: loop.Agent, reply: str) -> str:
+    """`[SINGLE-GATE]`: two repair turns, each with the gate's own sentence, then the run fails."""
+    for repair in range(1, REPAIR_TURNS + 1):
+        missing = agent.missing()
+        if not missing:
+            return reply
+        problem = f"These files are owed and not in the workspace: {owed.and_list(missing)}. Create them now."
+        here = run.at(f"repair-{repair}")
+        await here.note("gate", "SINGLE-GATE", problem)
+        await agent.talk.say(here, "problem", "user", problem)
+        reply = await loop.react(here, agent, turns=TURNS_A_REPAIR)
+    missing = agent.missing()
+    if missing:
+        raise OwedOutputMissing(f"{agent.node.name} ended without {owed.and_list(missing)}.", files=list(missing))
+    return reply

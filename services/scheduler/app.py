@@ -1,0 +1,64 @@
+"""Composition root of the scheduler: `python -m services.scheduler.app`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import orjson
+
+from services.scheduler.backends.choose import choose
+from services.scheduler.backends.base import Delta
+from services.scheduler.calls import Calls, Slot
+from shared import process, rpc, subjects
+from shared.events import run
+from shared.inbox import NatsInbox
+from shared.process import Process
+
+
+async def main(own: Process) -> None:
+    inference = own.settings.inference
+    key = inference.api_key.get_secret_value() if inference.api_key else None
+    backend = await choose(inference.url, inference.kind, key)
+    slot = Slot("primary", backend, inference.concurrency, inference.idle_timeout_s, inference.model)
+    client = own.bus.client
+
+    def live(run_id: str, call_id: str, delta: Delta) -> None:
+        piece = {"callId": call_id} | {k: v for k, v in (("text", delta.text), ("reasoning", delta.reasoning)) if v}
+        pending.append((subjects.live(run_id, call_id), orjson.dumps(piece)))
+        wake.set()
+
+    pending: list[tuple[str, bytes]] = []
+    wake = asyncio.Event()
+
+    async def publish() -> None:
+        while True:
+            await wake.wait()
+            wake.clear()
+            taken, pending[:] = list(pending), []
+            for subject, body in taken:
+                await client.publish(subject, body)
+
+    async def slots(_: dict[str, object]) -> dict[str, object]:
+        health = await backend.healthy()
+        row = {"name": slot.name, "backend": backend.name, "state": health.state, "reason": health.reason, "waiting": slot.waiting}
+        return {"slots": [row], "at": time.time()}
+
+    calls = Calls(own.log, slot, live)
+    inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),))
+    await rpc.serve(own.bus, "scheduler", {"slots": slots})
+    after = await own.log.last_seq()
+    server = await process.serve_health(own)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(publish())
+            tasks.create_task(calls.watch_ends(after=after))
+            tasks.create_task(inbox.run(calls.handle))
+    finally:
+        await backend.close()
+        if server is not None:
+            server.close()
+
+
+if __name__ == "__main__":
+    process.run("scheduler", main)

@@ -1,0 +1,228 @@
+"""Answers model calls: rebuilds the prompt, waits for the slot, asks the backend, reads and records the reply."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from services.scheduler import answers, retries
+from services.scheduler.backends.base import Backend, ChatReply, ChatRequest, Delta
+from services.scheduler.backends.faults import BackendFault
+from shared import subjects, telemetry
+from shared.aggregate import Decider, Deciders
+from shared.eventlog import EventLog
+from shared.events import run
+from shared.events.envelope import Event, Fact
+from shared.events.llm import LlmCompleted, LlmDispatched, LlmFailed, LlmQueued, LlmRetried
+from shared.inbox import Delivery
+from shared.prompt import Prompt, rebuild
+from shared.transcript import Message
+
+logger = structlog.get_logger()
+
+Live = Callable[[str, str, Delta], None]
+"""Tells whoever watches a run what a call of it is writing: run, call, piece."""
+
+RUN_ENDS = tuple(subjects.every(event.TYPE) for event in (run.Interrupted, *run.TERMINAL))
+CACHED_PROMPTS = 64
+
+
+class PromptCache(OrderedDict[int, list[Message]]):
+    """The messages of the latest calls, so that the next call of a conversation reads only what it adds."""
+
+    def __setitem__(self, seq: int, messages: list[Message]) -> None:
+        super().__setitem__(seq, messages)
+        if len(self) > CACHED_PROMPTS:
+            self.popitem(last=False)
+
+
+@dataclass
+class Slot:
+    """One inference server, and how many calls it takes at a time."""
+
+    name: str
+    backend: Backend
+    concurrency: int
+    idle_timeout_s: float
+    model: str | None = None
+    waiting: int = 0
+    _free: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.concurrency)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._free.locked()
+
+    async def take(self) -> None:
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
+
+    def give_back(self) -> None:
+        self._free.release()
+
+
+@dataclass
+class Calls:
+    """The model calls of this process."""
+
+    log: EventLog
+    slot: Slot
+    live: Live
+    clock: Callable[[], float] = time.monotonic
+    _deciders: Deciders = field(init=False)
+    _prompts: PromptCache = field(default_factory=PromptCache)
+    _running: dict[str, set[asyncio.Task[Event]]] = field(default_factory=dict[str, "set[asyncio.Task[Event]]"])
+
+    def __post_init__(self) -> None:
+        self._deciders = Deciders(self.log, "llm")
+
+    async def handle(self, delivery: Delivery) -> bool:
+        """Answer one `llm_requested`. A model call has no effect outside, so one that was lost is made again."""
+        fact = delivery.fact
+        assert isinstance(fact.event, run.LlmRequested)
+        if (delivery.recovered or delivery.attempt > 1) and await self._is_settled(fact, fact.event.call_id):
+            return True
+        with telemetry.span("scheduler.call", fact.traceparent, run=fact.scope, call=fact.event.call_id):
+            decider = self._deciders.of(fact.scope)
+            prompt = await rebuild(self.log, fact, self._prompts)
+            ending = await self._as_task(fact.scope, Call(self, fact, fact.event, prompt, decider).ending())
+            await decider.decide(lambda facts: () if _has_ended(facts, ending) else (ending,), cause=fact)
+        return True
+
+    async def _is_settled(self, fact: Fact, call_id: str) -> bool:
+        """Whether a call that is delivered again has been answered, or its run is over."""
+        for known in await self.log.read(subjects.Aggregate("llm", fact.scope).filter, after=fact.seq):
+            if isinstance(known.event, LlmCompleted | LlmFailed) and known.event.call_id == call_id:
+                return True
+        newest = await self.log.last(subjects.Aggregate("run", fact.scope).filter)
+        return newest is not None and isinstance(newest.event, run.TERMINAL)
+
+    async def _as_task(self, run_id: str, ending: asyncio.coroutines.Coroutine[None, None, Event]) -> Event:
+        """The call as a task that the end of its run cancels."""
+        task = asyncio.ensure_future(ending)
+        self._running.setdefault(run_id, set()).add(task)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        finally:
+            self._running[run_id].discard(task)
+            if not self._running[run_id]:
+                del self._running[run_id]
+        return task.result()
+
+    async def watch_ends(self, *, after: int) -> None:
+        """Stop the calls of runs that were interrupted or have ended; never returns."""
+        async for fact in self.log.follow(*RUN_ENDS, after=after):
+            for task in self._running.get(fact.scope, set()):
+                task.cancel()
+
+
+@dataclass
+class Call:
+    """One model call under way."""
+
+    calls: Calls
+    fact: Fact
+    request: run.LlmRequested
+    prompt: Prompt
+    decider: Decider
+
+    async def ending(self) -> Event:
+        """The fact that ends the call; being cancelled is an ending too."""
+        began = self.calls.clock()
+        try:
+            return await self._through_the_slot(began)
+        except BackendFault as fault:
+            return self._failed(fault.code, fault.message, fault.fragment, began, fault.verdict)
+        except asyncio.CancelledError:
+            return self._failed("llm.cancelled", "the run was stopped", "", began)
+
+    async def _through_the_slot(self, began: float) -> Event:
+        slot = self.calls.slot
+        if slot.is_busy:
+            position = slot.waiting + 1
+            reason = f"{slot.name} takes {slot.concurrency} call{'s' if slot.concurrency > 1 else ''} at a time"
+            await self._record(LlmQueued(call_id=self.request.call_id, position=position, reason=reason))
+        await slot.take()
+        try:
+            queued_ms = (self.calls.clock() - began) * 1000
+            reply = await self._attempts(began)
+        finally:
+            slot.give_back()
+        read = answers.read(self.fact.scope, self.request, self.prompt, reply)
+        return read.model_copy(
+            update={"slot": slot.name, "queued_ms": queued_ms, "prompt_sha256": hashlib.sha256(self.prompt.as_bytes()).hexdigest()}
+        )
+
+    async def _attempts(self, began: float) -> ChatReply:
+        attempt = 1
+        while True:
+            left_s = self.request.timeout_s - (self.calls.clock() - began)
+            try:
+                return await self._attempt(attempt, max(left_s, 0.001))
+            except BackendFault as fault:
+                again = retries.after_failure(fault, attempt, left_s)
+                if again is None:
+                    raise
+                if again.counts:
+                    attempt += 1
+                    await self._record(LlmRetried(call_id=self.request.call_id, code=fault.code, reason=fault.message))
+                await asyncio.sleep(again.pause_s)
+
+    async def _attempt(self, attempt: int, left_s: float) -> ChatReply:
+        """Ask the backend. That the call was sent is recorded while it runs: the call need not wait for it."""
+        slot, sampling = self.calls.slot, self.request.sampling
+        model = self.request.model or slot.model
+        dispatched = LlmDispatched(call_id=self.request.call_id, slot=slot.name, model=model or "", attempt=attempt)
+        recorded = asyncio.create_task(self._record(dispatched))
+        try:
+            return await slot.backend.chat(
+                ChatRequest(
+                    messages=self.prompt.messages,
+                    model=model,
+                    tools=self.prompt.tools,
+                    temperature=sampling.temperature,
+                    seed=sampling.seed,
+                    top_p=sampling.top_p,
+                    max_tokens=sampling.max_tokens,
+                    response_format=self.request.response_format,
+                    timeout_s=left_s,
+                    idle_timeout_s=slot.idle_timeout_s,
+                ),
+                lambda delta: self.calls.live(self.fact.scope, self.request.call_id, delta),
+            )
+        finally:
+            await recorded
+
+    async def _record(self, event: Event) -> None:
+        await self.decider.decide(lambda _: (event,), cause=self.fact)
+
+    def _failed(self, code: str, message: str, fragment: str, began: float, verdict: str = "final") -> LlmFailed:
+        logger.warning("call_failed", run=self.fact.scope, call=self.request.call_id, code=code, reason=message[:300])
+        return LlmFailed(
+            call_id=self.request.call_id,
+            code=code,
+            message=message[:2000],
+            verdict=verdict,  # pyright: ignore[reportArgumentType]  pydantic takes the string
+            fragment=fragment[:4000],
+            duration_ms=(self.calls.clock() - began) * 1000,
+        )
+
+
+def _has_ended(facts: Sequence[Fact], ending: Event) -> bool:
+    call_id = getattr(ending, "call_id", None)
+    return any(isinstance(fact.event, LlmCompleted | LlmFailed) and fact.event.call_id == call_id for fact in facts)

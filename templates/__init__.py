@@ -1,0 +1,1 @@
+"""Team definitions that ship with the engine, as files."""

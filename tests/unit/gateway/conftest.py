@@ -1,0 +1,148 @@
+"""A gateway over the in-memory twins, and a stand-in for the orchestrator that writes what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.gateway import web
+from services.gateway.app import listen, server_of
+from services.gateway.core import Gateway, Policy
+from services.gateway.feed import Feed
+from services.gateway.index import Index
+from services.gateway.submission import Limits, Submitter
+from shared import subjects
+from shared.eventlog import EventLog
+from shared.events.content import Budgets
+from shared.events.envelope import Event, Fact
+from shared.events.run import RunCompleted, RunStarted, RunSubmitted
+from shared.subjects import Aggregate
+from shared.testing.memory import MemoryBlobs, MemoryLog
+
+
+@dataclass
+class FixedCatalogue:
+    value: str = "tools-digest"
+
+    async def digest(self) -> str:
+        return self.value
+
+
+@dataclass
+class MemoryLive:
+    takers: dict[str, list[Callable[[bytes], None]]] = field(default_factory=dict[str, list[Callable[[bytes], None]]])
+
+    @asynccontextmanager
+    async def of_run(self, run_id: str, put: Callable[[bytes], None]) -> AsyncGenerator[None, None]:
+        self.takers.setdefault(run_id, []).append(put)
+        yield
+        self.takers[run_id].remove(put)
+
+
+async def put(log: EventLog, run_id: str, *events: Event) -> list[Fact]:
+    """Append events to a run, whatever is there."""
+    stored: list[Fact] = []
+    for event in events:
+        aggregate = Aggregate(event.TYPE.split(".")[0], run_id)
+        newest = await log.last(aggregate.filter)
+        stored += await log.append(aggregate, [event], after=newest.seq if newest else 0)
+    return stored
+
+
+@dataclass
+class World:
+    """A gateway and its surroundings."""
+
+    log: MemoryLog
+    gateway: Gateway
+    client: httpx.AsyncClient
+    live: MemoryLive
+
+    async def submitted(self, count: int = 1) -> list[Fact]:
+        """The submissions in the log, once there are so many."""
+        async with asyncio.timeout(5):
+            while len(found := await self.log.read(subjects.every(RunSubmitted.TYPE))) < count:
+                await asyncio.sleep(0)
+        return found
+
+    async def finish(self, run_id: str, *events: Event) -> None:
+        await put(self.log, run_id, RunStarted(owner="o", engine="e"), *(events or (RunCompleted(reply="Done."),)))
+
+    async def start_run(self, **fields: object) -> str:
+        answer = await self.client.post("/api/orchestrator/run-from-template?wait=false", json={**ASK, **fields})
+        assert answer.status_code == 202, answer.text
+        return answer.json()["runGuid"]
+
+
+ASK = {"templateId": "quick-script", "projectName": "p", "message": "Write primes.py."}
+LIMITS = Limits("test-engine", Budgets(), 1000)
+
+
+def make_gateway(log: EventLog, folder: Path, live: MemoryLive, policy: Policy) -> Gateway:
+    index, blobs = Index(), MemoryBlobs()
+    return Gateway(
+        log=log,
+        blobs=blobs,
+        live=live,
+        index=index,
+        feed=Feed(log, index),
+        submitter=Submitter(log, blobs, index, FixedCatalogue(), LIMITS),
+        workspaces=folder / "workspaces",
+        user_templates=folder / "templates",
+        policy=policy,
+    )
+
+
+@asynccontextmanager
+async def opened(folder: Path, policy: Policy, log: MemoryLog | None = None) -> AsyncIterator[World]:
+    log = log or MemoryLog()
+    live = MemoryLive()
+    gateway = make_gateway(log, folder, live, policy)
+    await gateway.start()
+    following = asyncio.create_task(gateway.feed.run())
+    transport = httpx.ASGITransport(web.build(gateway), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        yield World(log, gateway, client, live)
+    following.cancel()
+    with suppress(asyncio.CancelledError):
+        await following
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with opened(tmp_path, Policy(max_body_bytes=50_000)) as made:
+        yield made
+
+
+@asynccontextmanager
+async def served(gateway: Gateway) -> AsyncIterator[str]:
+    """The gateway on a real socket, for what the in-process transport cannot do: streams and clients that leave."""
+    listener = listen("127.0.0.1", 0)
+    server = server_of(gateway, web.nothing_missing)
+    serving = asyncio.create_task(server.serve([listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        gateway.feed.close()
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture
+async def url(world: World) -> AsyncIterator[str]:
+    async with served(world.gateway) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
