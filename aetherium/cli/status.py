@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import typer
@@ -74,11 +75,13 @@ def _memory_mib(pid: int | None) -> int | None:
     """Resident memory of a process and its children; None when it is gone."""
     import psutil  # only this verb needs it
 
-    try:
-        process = psutil.Process(pid) if pid is not None else None
-        return sum(each.memory_info().rss for each in [process, *process.children(recursive=True)]) >> 20 if process else None
-    except psutil.NoSuchProcess:
-        return None
+    resident: list[int] = []
+    with suppress(psutil.NoSuchProcess):
+        own = psutil.Process(pid) if pid is not None else None
+        for process in [own, *own.children(recursive=True)] if own else []:
+            with suppress(psutil.NoSuchProcess):  # a worker that ended in the meantime
+                resident.append(process.memory_info().rss)
+    return sum(resident) >> 20 if resident else None
 
 
 def _as_text(report: _Report) -> str:

@@ -34,8 +34,8 @@ class Parts:
     argv: Callable[[str], tuple[str, ...]] = service_argv
 
 
-# In the order in which they are listed. All of them start as soon as the log is there; those that answer
-# from the read models also wait for the database.
+# In the order in which they are listed. All of them start as soon as the log is there; the one that writes to the
+# database waits for that too, which is sooner than finding it absent and waiting to look again.
 PARTS = Parts(
     {
         "containers": ("nats",),
@@ -43,7 +43,7 @@ PARTS = Parts(
         "scheduler": ("nats",),
         "recorder": ("nats", "postgres"),
         "orchestrator": ("nats",),
-        "gateway": ("nats", "postgres"),
+        "gateway": ("nats",),
     }
 )
 

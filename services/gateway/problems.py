@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -80,11 +81,11 @@ def status_of(fault: Fault) -> int:
     return next((STATUS[kind] for kind in type(fault).__mro__ if kind in STATUS), 500)
 
 
-def body_of(status: int, code: str, detail: str, **members: Any) -> dict[str, Any]:
+def body_of(status: int, code: str, detail: str, members: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The members of a problem; what is None is left out."""
     title = HTTPStatus(status).phrase
     every: dict[str, Any] = {"type": f"urn:aetherium:problem:{code}", "title": title, "status": status, "detail": detail, "code": code}
-    return every | {name: value for name, value in members.items() if value is not None and name not in every}
+    return every | {name: value for name, value in (members or {}).items() if value is not None and name not in every}
 
 
 def response(fault: Fault) -> Response:
@@ -95,7 +96,7 @@ def response(fault: Fault) -> Response:
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="aetherium"'
     facts = fault.as_dict()
-    return _respond(body_of(status, facts["code"], fault.message, **fault.details), headers)
+    return _respond(body_of(status, facts["code"], fault.message, fault.details), headers)
 
 
 def _respond(members: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
@@ -113,7 +114,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"][1:])
-        return _respond(body_of(422, BadInput.code, f"{field}: {first['msg']}", field=field))
+        return _respond(body_of(422, BadInput.code, f"{field}: {first['msg']}", {"field": field}))
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -52,7 +52,7 @@ async def _read(facts: AsyncIterator[Fact], queue: asyncio.Queue[Fact | None]) -
 
 
 @asynccontextmanager
-async def closing(facts: AsyncGenerator[Fact]) -> AsyncIterator[AsyncIterator[Fact], None]:
+async def closing(facts: AsyncIterator[Fact]) -> AsyncGenerator[AsyncIterator[Fact], None]:
     """Ends a reading of the log at the end of the block, and not when the garbage is collected."""
     try:
         yield facts

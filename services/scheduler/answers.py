@@ -48,5 +48,3 @@ def _call(run_id: str, request: LlmRequested, place: int, call: ParsedCall) -> T
         error=call.error,
         repairs=call.repairs,
     )
-
-

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import Path as PathParameter
 from fastapi.responses import PlainTextResponse
 
 from services.gateway import body, views
@@ -14,6 +15,8 @@ from services.gateway.core import Gateway
 from services.gateway.requests import Cancel, RunFromTemplate, RunOnProject, example_of
 from shared.runstate import RunState, Status
 
+Run = Annotated[str, PathParameter(alias="runGuid")]
+Project = Annotated[int, PathParameter(alias="projectId")]
 Key = Annotated[str | None, Header(alias="Idempotency-Key")]
 Trace = Annotated[str | None, Header(alias="traceparent")]
 REPLAYED = {"Idempotent-Replayed": "true"}
@@ -36,8 +39,8 @@ def router(gateway: Gateway) -> APIRouter:
         ask = await body.read(request, RunOnProject, limit=limit)
         return await submit(gateway, request, ask, wait, idempotency_key, traceparent)
 
-    @api.post("/api/orchestrator/runs/{project_id}/cancel", status_code=202, openapi_extra=example_of(Cancel))
-    async def cancel_project(request: Request, project_id: int) -> dict[str, Any]:
+    @api.post("/api/orchestrator/runs/{projectId}/cancel", status_code=202, openapi_extra=example_of(Cancel))
+    async def cancel_project(request: Request, project_id: Project) -> dict[str, Any]:
         """Stop every run of a project that has not ended."""
         asked = await body.read(request, Cancel, limit=limit, optional=True)
         states = await gateway.runs_of(project_id)
@@ -46,8 +49,8 @@ def router(gateway: Gateway) -> APIRouter:
             await gateway.cancel(run_id, asked.reason)
         return {"status": "cancel_requested", "projectId": project_id, "runGuids": under_way}
 
-    @api.post("/api/runs/{run_guid}/cancel", status_code=202, openapi_extra=example_of(Cancel))
-    async def cancel_run(request: Request, run_guid: str) -> dict[str, Any]:
+    @api.post("/api/runs/{runGuid}/cancel", status_code=202, openapi_extra=example_of(Cancel))
+    async def cancel_run(request: Request, run_guid: Run) -> dict[str, Any]:
         """Stop a run."""
         asked = await body.read(request, Cancel, limit=limit, optional=True)
         await gateway.cancel(run_guid, asked.reason)
@@ -75,29 +78,29 @@ def reads(gateway: Gateway) -> APIRouter:
         found = gateway.index.newest(wanted, limit)
         return {"runs": [views.run_view(state, gateway.workspaces).as_json() for state in found]}
 
-    @api.get("/api/runs/{run_guid}")
-    async def get_run(run_guid: str) -> dict[str, Any]:
+    @api.get("/api/runs/{runGuid}")
+    async def get_run(run_guid: Run) -> dict[str, Any]:
         """A run as it is now."""
         return await shown(gateway, await gateway.state(run_guid))
 
-    @api.get("/api/orchestrator/runs/{project_id}/logs")
-    async def project_log(request: Request, project_id: int, run_guid: Annotated[str | None, Query(alias="runGuid")] = None) -> Response:
+    @api.get("/api/orchestrator/runs/{projectId}/logs")
+    async def project_log(request: Request, project_id: Project, run_guid: Annotated[str | None, Query(alias="runGuid")] = None) -> Response:
         """The build log of a project's newest run, or of the one named; text, or JSON where it is accepted."""
         states = [await gateway.state_in(project_id, run_guid)] if run_guid else await gateway.runs_of(project_id)
         return await log_of(gateway, request, states[0].run_id if states else None)
 
-    @api.get("/api/runs/{run_guid}/logs")
-    async def run_log(request: Request, run_guid: str) -> Response:
+    @api.get("/api/runs/{runGuid}/logs")
+    async def run_log(request: Request, run_guid: Run) -> Response:
         """The build log of a run; text, or JSON where it is accepted."""
         return await log_of(gateway, request, (await gateway.state(run_guid)).run_id)
 
-    @api.get("/api/orchestrator/runs/{project_id}/{run_guid}")
-    async def get_run_of_project(project_id: int, run_guid: str) -> dict[str, Any]:
+    @api.get("/api/orchestrator/runs/{projectId}/{runGuid}")
+    async def get_run_of_project(project_id: Project, run_guid: Run) -> dict[str, Any]:
         """A run as it is now."""
         return await shown(gateway, await gateway.state_in(project_id, run_guid))
 
-    @api.get("/api/runs/{run_guid}/prompt/{call_id}")
-    async def prompt(run_guid: str, call_id: str) -> Response:
+    @api.get("/api/runs/{runGuid}/prompt/{callId}")
+    async def prompt(run_guid: Run, call_id: Annotated[str, PathParameter(alias="callId")]) -> Response:
         """The exact prompt of a model call, rebuilt from the log."""
         asked, built = await gateway.prompt(run_guid, call_id)
         head = {"runGuid": run_guid, "callId": call_id, "seq": asked.seq}

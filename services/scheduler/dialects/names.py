@@ -7,7 +7,7 @@ front dropped. There is no matching by prefix or likeness: `shell__run_as_root` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shared.events.content import Repair
@@ -69,8 +69,3 @@ def _fold(name: str) -> str:
 
 def _mended(written: str, name: str) -> Resolved:
     return Resolved(name, (Repair(what="tool_name", before=written[:_SHOWN], after=name),))
-
-
-def any_named(text: str, names: Iterable[str]) -> bool:
-    """Whether one of `names` stands in `text` at all: a quick look before slower ones."""
-    return any(name in text for name in names)

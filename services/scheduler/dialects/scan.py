@@ -1,4 +1,4 @@
-"""Where objects begin and end in a text, found in time linear in its length.
+"""Finding things in a text in time linear in its length: patterns, and where objects end.
 
 A `{` opens an object, and quotes count from there on; a quote outside any object is prose. Which `}`
 closes a given `{` depends on nothing before it, so each answer is kept and no part of the text is
@@ -11,6 +11,23 @@ import re
 
 _TOKEN = re.compile(r'[{}"]|\\.', re.DOTALL)
 _WORK_PER_TOKEN = 16
+
+
+class Finder:
+    """Searches in one text, from left to right. What is absent is looked for once, not from every start."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._absent: set[re.Pattern[str]] = set()
+
+    def search(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
+        """The first match at or behind `start`, which must not go back between searches of one pattern."""
+        if pattern in self._absent:
+            return None
+        found = pattern.search(self.text, start)
+        if found is None:
+            self._absent.add(pattern)
+        return found
 
 
 class Braces:

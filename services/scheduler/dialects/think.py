@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+from services.scheduler.dialects.scan import Finder
+
 # Behind a backtick or a quote the tag is talked about, not used.
 _NAMES = r"(?:think|thinking|thought|reasoning)"
 OPEN = rf"(?<![`'\"])<{_NAMES}>"
 CLOSE = rf"(?<![`'\"])</{_NAMES}>"
 _EITHER = re.compile(rf"(?P<open>{OPEN})|{CLOSE}", re.IGNORECASE)
-_CLOSE = re.compile(CLOSE, re.IGNORECASE)
 
 
 def end_of_block(text: str, inside: int) -> tuple[int, int]:
@@ -21,8 +22,6 @@ def end_of_block(text: str, inside: int) -> tuple[int, int]:
     depth, last = 1, None
     for tag in _EITHER.finditer(text, inside):
         if tag["open"]:
-            if last is not None and depth == 0:
-                break
             depth += 1
             continue
         depth, last = depth - 1, tag
@@ -31,7 +30,7 @@ def end_of_block(text: str, inside: int) -> tuple[int, int]:
     return (last.start(), last.end()) if last else (len(text), len(text))
 
 
-def next_close(text: str, start: int) -> int:
-    """Where the next closing tag begins; the text's length if there is none."""
-    tag = _CLOSE.search(text, start)
-    return tag.start() if tag else len(text)
+def next_tag(find: Finder, start: int) -> int:
+    """Where reasoning next begins or ends; the text's length if it does not."""
+    tag = find.search(_EITHER, start)
+    return tag.start() if tag else len(find.text)
