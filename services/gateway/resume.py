@@ -19,10 +19,10 @@ _GLOB = re.compile(r"[a-z_*]+(?:\.[a-z_*]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Send `reset`, if any, then what follows sequence `after`."""
+    """Send `opening`, if any, then what follows sequence `after`."""
 
     after: int
-    reset: bytes | None = None
+    opening: bytes | None = None
 
 
 def cursor_of(header: str | None, parameter: str | None) -> int | None:
@@ -45,7 +45,7 @@ async def start_of_run(log: EventLog, run_id: str, cursor: int | None) -> Start:
         first = await log.last(subjects.fact("run", run_id, RunSubmitted.TYPE.split(".")[1]))
         return Start(0) if first else Start(0, wire.reset_of("history_gone"))
     start = await start_of_all(log, cursor)
-    if start.reset is None and (await log.get(cursor)).scope != run_id:
+    if start.opening is None and (await log.get(cursor)).scope != run_id:
         return Start(0, wire.reset_of("id_of_another_run", lastEventId=cursor))
     return start
 

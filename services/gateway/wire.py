@@ -48,3 +48,8 @@ def reset_of(reason: str, **members: Any) -> bytes:
     """Tells a client to forget what it has: the events that follow begin anew. The empty id clears its cursor."""
     fields: Mapping[str, Any] = {"reason": reason, **members}
     return b"id:\nevent: reset\ndata: %s\n\n" % orjson.dumps(fields)
+
+
+def cursor_of(seq: int) -> bytes:
+    """Sets a client's cursor and says nothing, so that it can resume before its first event."""
+    return b"id: %d\n\n" % seq

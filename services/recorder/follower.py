@@ -50,6 +50,7 @@ class Recorder:
     pauses: Pauses = field(default_factory=Pauses)
     problems: dict[str, str] = field(default_factory=lambda: {"position": "not caught up yet"})
     _main: Lane = field(default_factory=lambda: Lane((), 0))
+    _told: dict[str, int] = field(default_factory=dict[str, int])  # the fact that each projection was last stuck on
     _moving: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while the main lane moves or changes
 
     async def missing(self) -> dict[str, str]:
@@ -181,7 +182,11 @@ class Recorder:
         self.problems[_place(stuck.lane)] = f"{stuck}; tried again in {pause:g} s"
         metrics.STUCK.labels(name).set(1)
         metrics.FAILURES.labels(name).inc()
-        logger.error("projection_stuck", projection=name, seq=stuck.fact.seq, type=stuck.fact.type, pause_s=pause, exc_info=stuck.__cause__)
+        is_new = self._told.get(name) != stuck.fact.seq
+        self._told[name] = stuck.fact.seq
+        # The traceback once; the line each time, so that nobody has to look far back for it.
+        traceback = {"exc_info": stuck.__cause__} if is_new else {}
+        logger.error("projection_stuck", projection=name, seq=stuck.fact.seq, reason=str(stuck), pause_s=pause, **traceback)
 
     def _note_position(self, target: int) -> None:
         """Once the tables have reached what the log held at the start, they count as caught up."""

@@ -128,7 +128,7 @@ def processes_of(printed_state: str) -> set[int]:
     return {each.pid for pid in own for each in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_up_stops_everything_when_it_is_asked_to(tmp_path: Path, number: signal.Signals) -> None:
     with up(tmp_path, "json") as engine:
         assert engine.stdout is not None

@@ -39,17 +39,26 @@ def router(gateway: Gateway) -> APIRouter:
 
     @api.get("/api/events")
     async def all_events(
-        types: str | None = None, last_event_id: LastId = None, last_event_id_parameter: LastIdParameter = None
+        types: str | None = None,
+        from_end: Annotated[bool, Query(alias="fromEnd")] = False,
+        last_event_id: LastId = None,
+        last_event_id_parameter: LastIdParameter = None,
     ) -> Response:
-        """Every fact of the whole log, or those whose type matches one of the globs, such as `run.*,tool.completed`."""
+        """Every fact of the whole log, or those whose type matches one of the globs, such as `run.*,tool.completed`.
+
+        `fromEnd=true` leaves the history out, for a client that has no id to resume after.
+        """
         cursor = resume.cursor_of(last_event_id, last_event_id_parameter)
         wanted = resume.by_types(types)
         start = await resume.start_of_all(gateway.log, cursor)
+        if from_end and cursor is None:
+            newest = await gateway.log.last_seq()
+            start = Start(newest, wire.cursor_of(newest))
 
         async def pages() -> AsyncGenerator[bytes, None]:
             with gateway.feed.subscribed(None, wanted, limit=gateway.policy.queue) as subscriber:
-                if start.reset is not None:
-                    yield start.reset
+                if start.opening is not None:
+                    yield start.opening
                 history = feed.stream(
                     subscriber,
                     lambda after: gateway.history_of_all(after, wanted),
@@ -73,8 +82,8 @@ async def of_run(gateway: Gateway, run_id: str, start: Start, *, live: bool) -> 
         if live:
             put = subscriber.put
             await stack.enter_async_context(gateway.live.of_run(run_id, lambda delta: put(Item(None, wire.delta_of(delta)))))
-        if start.reset is not None:
-            yield start.reset
+        if start.opening is not None:
+            yield start.opening
         source = feed.stream(
             subscriber,
             lambda after: gateway.history_of_run(run_id, after),

@@ -125,11 +125,11 @@ def _unwrapped(text: str, types: frozenset[str]) -> tuple[Any] | None:
     if not types & {"object", "array"} or not bare.startswith(("{", "[")):
         return None
     try:
-        value = mending.loads(bare)
+        value: Any = mending.loads(bare)
     except ValueError:
         return None
     fits = "object" in types if isinstance(value, dict) else "array" in types
-    return (value,) if fits else None
+    return (cast("Any", value),) if fits else None
 
 
 def _mapping(value: Any) -> Schema:

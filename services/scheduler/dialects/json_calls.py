@@ -54,7 +54,7 @@ class CallReader:
             return ParsedCall(resolved.name, source=source, repairs=before, error=f"{resolved.name!r} was not run: {error}")
         return ParsedCall(resolved.name, read, source, (*before, *mended))
 
-    def calls_in(self, value: Any, repairs: Iterable[Repair] = (), depth: int = 3) -> list[ParsedCall]:
+    def calls_in(self, value: Any, repairs: Iterable[Repair] = (), depth: int = 5) -> list[ParsedCall]:
         """The calls that a JSON value is: one, several in a list or an envelope, or none."""
         if depth == 0:
             return []
@@ -63,11 +63,10 @@ class CallReader:
         if not isinstance(value, dict):
             return []
         body = cast("Object", value)
-        for inner in _inside(body):
-            if calls := self.calls_in(inner, repairs, depth - 1):
-                return calls
-        call = self._call_of(body, tuple(repairs))
-        return [call] if call else []
+        if (call := self._call_of(body, tuple(repairs))) is not None:
+            return [call]
+        found = (self.calls_in(inner, repairs, depth - 1) for inner in _inside(body))
+        return next(filter(None, found), list[ParsedCall]())
 
     def head_at(self, text: str, start: int) -> tuple[str, Resolved | None] | None:
         """The name with which the object at `start` begins, if it begins as a call does."""

@@ -15,6 +15,7 @@ import json_repair
 _DECODER = json.JSONDecoder(strict=False)  # raw newlines within strings are common, and clear
 _LIMIT = 100_000  # characters that the last resort is given; its cost may grow faster than its input
 _ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])|\\')
+_QUOTING = re.compile(r"\\[nrtbf]|[\\\"'\s]")
 _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")|\{\{|\}\}', re.DOTALL)
 
 
@@ -79,7 +80,31 @@ def _escapes(text: str) -> Any:
 def _last_resort(text: str) -> Any:
     if len(text) > _LIMIT:
         raise ValueError("too long to repair")
-    return json_repair.loads(text, skip_json_loads=True)
+    value: Any = json_repair.loads(text, skip_json_loads=True)
+    if not _is_written(value, text):
+        raise ValueError("the repair made something up")
+    return value
+
+
+def _is_written(value: Any, text: str) -> bool:
+    """Whether every string of a repaired value stands in the text: a missing value is not filled in."""
+    source, has_empty = _bare(text), '""' in text or "''" in text
+    waiting: list[Any] = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            body = cast("dict[str, Any]", one)
+            waiting += [*body, *body.values()]
+        elif isinstance(one, list):
+            waiting += cast("list[Any]", one)
+        elif isinstance(one, str) and (_bare(one) not in source or not (one or has_empty)):
+            return False
+    return True
+
+
+def _bare(text: str) -> str:
+    """`text` without what quoting and escaping change."""
+    return _QUOTING.sub("", text)
 
 
 _STEPS: tuple[tuple[str, Callable[[str], Any]], ...] = (

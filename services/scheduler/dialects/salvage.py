@@ -18,7 +18,8 @@ from services.scheduler.dialects.json_calls import CallReader
 from services.scheduler.dialects.scan import Braces, Finder
 from services.scheduler.dialects.visible import CALL, visible_text
 from shared.events.content import Repair
-from shared.text import clean, cut as shortened
+from shared.text import clean
+from shared.text import cut as shortened
 
 _STARTS = re.compile(
     "|".join(
@@ -43,7 +44,7 @@ _CALL_LANGUAGES = frozenset(
     {"", "json", "json5", "jsonc", "xml", "text", "txt", "plaintext", "tool", "tools", "tool_call", "tool_calls", "function", "action"}
 )
 _SPACE_AND_COMMAS = re.compile(r"[\s,;\[\]]*")
-_TAIL = re.compile(r"[\s`]*\Z")
+_TAIL = " \t\r\n`"  # what may follow a call at the end of its fence
 _KEPT = 400
 
 
@@ -237,10 +238,12 @@ class _Reader:
         except ValueError:
             return self._broken(at, close + 1)
         calls = self._read_call.calls_in(value)
-        if calls:
-            self._accept(calls)
-        else:
+        if not calls:
             self.shown.append(self._text[at:end])
+            return end
+        self._accept(calls)
+        while self._text.startswith("}", end):  # one brace too many is a common slip
+            end += 1
         return end
 
     def _broken(self, at: int, end: int) -> int:
@@ -264,7 +267,9 @@ class _Reader:
             self.shown.append("{")
             return at + 1
         limit = think.next_tag(self._find, at)
-        written = _TAIL.sub("", self._text[at:limit])
+        if self._text.startswith("{", at + 1) and self._braces.close_of(at + 1) is not None:
+            return at + 1  # a brace doubled at the front alone
+        written = self._text[at:limit].rstrip(_TAIL)
         if not self._is_cut and written.endswith("}") and (calls := self._read_call.closed(written)):
             self._accept(calls)
             return limit

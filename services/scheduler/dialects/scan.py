@@ -14,19 +14,20 @@ _WORK_PER_TOKEN = 16
 
 
 class Finder:
-    """Searches in one text, from left to right. What is absent is looked for once, not from every start."""
+    """Searches in one text. What was found, or found absent, from an earlier start is not looked for again."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._absent: set[re.Pattern[str]] = set()
+        self._known: dict[re.Pattern[str], tuple[int, re.Match[str] | None]] = {}
 
     def search(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
-        """The first match at or behind `start`, which must not go back between searches of one pattern."""
-        if pattern in self._absent:
-            return None
+        """The first match at or behind `start`."""
+        if (known := self._known.get(pattern)) is not None:
+            begun, found = known
+            if begun <= start and (found is None or start <= found.start()):
+                return found
         found = pattern.search(self.text, start)
-        if found is None:
-            self._absent.add(pattern)
+        self._known[pattern] = (start, found)
         return found
 
 

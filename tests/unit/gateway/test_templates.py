@@ -12,10 +12,10 @@ from shared.errors import NotFound
 from tests.unit.gateway.conftest import World
 
 
-def own(folder: Path, name: str, **fields: object) -> None:
+def own(folder: Path, file: str, **fields: object) -> None:
     folder.mkdir(exist_ok=True)
     template = {"id": "mine", "name": "Mine", "nodes": [{"id": "a", "name": "A", "system_prompt": "Do it."}]}
-    (folder / name).write_text(json.dumps({**template, **fields}))
+    (folder / file).write_text(json.dumps({**template, **fields}))
 
 
 def test_the_shipped_template_can_run_a_script() -> None:
