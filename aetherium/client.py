@@ -192,7 +192,13 @@ class GatewayClient:
         key: str | None = None,
     ) -> Submission:
         """Start a run in a new project. With `wait`: return at its end. With `key`: at most one run, however often it is sent."""
-        body = {"templateId": template_id, "projectName": project, "message": message, "sourceAgent": source_agent, "overrides": overrides or {}}
+        body = {
+            "templateId": template_id,
+            "projectName": project,
+            "message": message,
+            "sourceAgent": source_agent,
+            "overrides": overrides or {},
+        }
         answer = await self._ask(
             "POST",
             "/api/orchestrator/run-from-template",
@@ -214,9 +220,7 @@ class GatewayClient:
                     break
         return await self.status(run_guid)
 
-    async def runs(
-        self, *, limit: int = 50, project_id: int | None = None, status: Status | None = None, prefix: str = ""
-    ) -> list[Run]:
+    async def runs(self, *, limit: int = 50, project_id: int | None = None, status: Status | None = None, prefix: str = "") -> list[Run]:
         """The newest runs, the newest first."""
         params: dict[str, Any] = {"limit": limit, "prefix": prefix, "projectId": project_id, "status": status}
         answer = await self._ask("GET", "/api/runs", params={name: value for name, value in params.items() if value is not None})
@@ -240,7 +244,9 @@ class GatewayClient:
         `after` resumes after a sequence. `live` adds text being written. `types` (globs) and `from_end` are for the whole log.
         """
         path = f"/api/runs/{run_guid}/events" if run_guid else "/api/events"
-        params: dict[str, str] = {"types": types or "", "fromEnd": str(from_end).lower()} if run_guid is None else {"live": str(live).lower()}
+        params: dict[str, str] = (
+            {"types": types or "", "fromEnd": str(from_end).lower()} if run_guid is None else {"live": str(live).lower()}
+        )
         last, failures, connected = after, 0, False
         while True:
             try:
@@ -277,7 +283,7 @@ class GatewayClient:
             if not answer.is_success:
                 await answer.aread()
                 raise refusal(answer)
-            if answer.status_code == httpx.codes.NO_CONTENT:
+            if answer.status_code == 204:
                 raise _Over
             async for event in decode(answer.aiter_bytes(), last):
                 yield event

@@ -22,7 +22,16 @@ from shared.events.run import RunSubmitted
 from shared.ids import is_token
 
 # How a message was read and how its append was checked; neither is part of the fact.
-_TRANSPORT = ("Nats-Sequence", "Nats-Subject", "Nats-Stream", "Nats-Time-Stamp", "Nats-Last-Sequence", "Nats-Num-Pending", "Nats-Expected", "Nats-Batch")
+_TRANSPORT = (
+    "Nats-Sequence",
+    "Nats-Subject",
+    "Nats-Stream",
+    "Nats-Time-Stamp",
+    "Nats-Last-Sequence",
+    "Nats-Num-Pending",
+    "Nats-Expected",
+    "Nats-Batch",
+)
 
 
 async def lines(bus: Bus, run_id: str) -> AsyncGenerator[bytes, None]:

@@ -75,6 +75,7 @@ class InferenceSettings(Section):
     detect: bool = True  # look for LM Studio, llama-server and Ollama on loopback
     local_model: bool = True  # start the bundled llama-server when nothing else is there
     context_tokens: PositiveInt = 8192
+    turns: Literal["auto", "guided", "native"] = "auto"  # guided: action by action under a JSON schema
 
 
 class OrchestratorSettings(Section):

@@ -78,7 +78,7 @@ async def _messages(log: FactSource, fact: Fact, cache: Cache | None) -> list[Me
 async def _added(log: FactSource, adds: Sequence[MessageRef]) -> list[Message]:
     facts = await asyncio.gather(*(log.get(ref.seq) for ref in adds))
     try:
-        return [message_of(fact) for fact in facts]
+        return [message_of(fact, ref.form) for fact, ref in zip(facts, adds, strict=True)]
     except ValueError as error:
         raise BadInput(f"a prompt refers to what is no message: {error}", field="adds") from error
 

@@ -64,6 +64,25 @@ async def _refuse(request: Request, problem: Mapping[str, Any]) -> None:
     await request.respond_error(str(problem["code"]), str(problem["message"])[:200].replace("\n", " "), data=orjson.dumps(problem))
 
 
+async def call_patiently(bus: Bus, service: str, verb: str, request: Mapping[str, Any], *, patience_s: float = 60.0) -> Any:
+    """`call`, tried again while nobody answers: services restart. For questions that are safe to repeat.
+
+    Raises:
+        ServiceUnavailable: nobody answered within `patience_s`.
+        RemoteFault: the service refused.
+    """
+    loop = asyncio.get_running_loop()
+    until, pause = loop.time() + patience_s, 0.05
+    while True:
+        try:
+            return await call(bus, service, verb, request)
+        except ServiceUnavailable:
+            if loop.time() + pause > until:
+                raise
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+
 async def call(bus: Bus, service: str, verb: str, request: Mapping[str, Any] | None = None, *, timeout_s: float = 5.0) -> Any:
     """The answer of a service.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -22,12 +22,14 @@ from shared.ids import short_digest
 Message = dict[str, Any]
 
 
-def message_of(fact: Fact) -> Message:
-    """The chat message that a fact holds, in the OpenAI form.
+def message_of(fact: Fact, form: str = "native") -> Message:
+    """The chat message that a fact holds, in the OpenAI form; `text` turns a tool's result into a user message.
 
     Raises:
         ValueError: the fact holds no message.
     """
+    if form == "text":
+        return _as_text(message_of(fact))
     match fact.event:
         case MessageAdded(tool_call_id=str() as call_id) as said:
             return _tool_result(call_id, said.content)
@@ -41,6 +43,11 @@ def message_of(fact: Fact) -> Message:
             return _tool_result(ended.call_id, ended.message)
         case _:
             raise ValueError(f"fact {fact.seq} ({fact.type}) holds no message")
+
+
+def _as_text(message: Message) -> Message:
+    role = "user" if message["role"] == "tool" else message["role"]
+    return {"role": role, "content": message.get("content") or ""}
 
 
 def _assistant(answer: LlmCompleted) -> Message:
@@ -62,9 +69,9 @@ def _tool_result(call_id: str, text: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def reference(fact: Fact) -> MessageRef:
+def reference(fact: Fact, form: Literal["native", "text"] = "native") -> MessageRef:
     """A reference to the message of a fact, with the digest of how it reads."""
-    return MessageRef(seq=fact.seq, digest=short_digest(message_of(fact)))
+    return MessageRef(seq=fact.seq, digest=short_digest(message_of(fact, form)), form=form)
 
 
 def extend_digest(prefix: str, adds: Sequence[MessageRef]) -> str:

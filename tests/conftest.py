@@ -14,9 +14,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from shared.bus import Bus, connect
 from shared.eventlog import NatsEventLog, ensure_streams
+
+
+# Plain tracebacks: the default prints every local variable, which is slow and may hold secrets.
+structlog.configure(
+    processors=[structlog.processors.add_log_level, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+)
 
 
 def free_port() -> int:

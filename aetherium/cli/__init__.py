@@ -15,6 +15,13 @@ from shared.errors import Fault
 VERBS: tuple[str, ...] = (
     "up",
     "status",
+    "demo",
+    "run",
+    "runs",
+    "show",
+    "cancel",
+    "events",
+    "replay",
     "doctor",
 )
 

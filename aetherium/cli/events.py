@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
@@ -46,13 +47,11 @@ async def _tail(prefix: str | None, types: str | None, begin: int | None, data_d
                 typer.echo(as_object(fact) if as_json else as_line(fact))
 
 
-async def _wanted(
-    stream: AsyncGenerator[Fact | Delta | Reset, None], types: str | None, begin: int
-) -> AsyncGenerator[Fact, None]:
+async def _wanted(stream: AsyncGenerator[Fact | Delta | Reset, None], types: str | None, begin: int) -> AsyncGenerator[Fact, None]:
     """A run's stream always comes whole, so it is filtered here."""
-    fits = export.by_types(types)
+    globs = [glob.strip() for glob in types.split(",")] if types else ["*"]
     async for item in stream:
-        if isinstance(item, Fact) and item.seq >= begin and fits(item.type):
+        if isinstance(item, Fact) and item.seq >= begin and any(fnmatchcase(item.type, glob) for glob in globs):
             yield item
 
 

@@ -97,4 +97,6 @@ def _listed(facts: list[Fact], as_json: bool) -> str:
     if as_json:
         rows = [{"seq": fact.seq, "type": fact.type, "time": fact.time, "text": line_of(fact)} for fact in facts]
         return orjson.dumps(rows, option=orjson.OPT_UTC_Z).decode()
-    return "\n".join(f"{fact.seq:>8}  {fact.time.astimezone():%H:%M:%S.%f}  {fact.type:<22}  {line_of(fact) or ''}".rstrip() for fact in facts)
+    return "\n".join(
+        f"{fact.seq:>8}  {fact.time.astimezone():%H:%M:%S.%f}  {fact.type:<22}  {line_of(fact) or ''}".rstrip() for fact in facts
+    )

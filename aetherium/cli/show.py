@@ -39,7 +39,9 @@ def as_text(run: Run, log: list[LogLine]) -> str:
         f"  tokens     {run.usage.prompt_tokens} read ({run.usage.cached_tokens} cached), {run.usage.completion_tokens} written",
     ]
     for step in run.steps:
-        lines.append(f"  step       {step.key} ({step.agent}) {step.status} {step.title}{f': {step.reason}' if step.reason else ''}".rstrip())
+        lines.append(
+            f"  step       {step.key} ({step.agent}) {step.status} {step.title}{f': {step.reason}' if step.reason else ''}".rstrip()
+        )
     if run.files:
         lines.append(f"  files      {', '.join(run.files)}")
     lines += ["", *(log_line(each) for each in log)]

@@ -17,7 +17,13 @@ from shared.events.envelope import Fact
 from shared.runlog import line_of
 
 QUIET_S = 5.0
-STYLES = {"run.completed": "bold green", "run.failed": "bold red", "run.cancelled": "yellow", "run.parked": "bold red", "run.noted": "yellow"}
+STYLES = {
+    "run.completed": "bold green",
+    "run.failed": "bold red",
+    "run.cancelled": "yellow",
+    "run.parked": "bold red",
+    "run.noted": "yellow",
+}
 
 
 @dataclass

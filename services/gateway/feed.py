@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
@@ -120,6 +120,10 @@ class Feed:
             del self._subscribers[key]
             if run_id is not None and not group:
                 self._by_run.pop(run_id, None)
+
+    @property
+    def subscribers(self) -> Collection[Subscriber]:
+        return self._subscribers.values()
 
     def close(self) -> None:
         """End every stream, so that the server can stop."""

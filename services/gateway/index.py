@@ -58,6 +58,10 @@ class Index:
             if not waiters:
                 self._waiters.pop(run_id, None)
 
+    def is_awaited(self, run_id: str) -> bool:
+        """Whether a caller waits for the run's end."""
+        return run_id in self._waiters
+
     def newest(self, wanted: Callable[[RunState], bool], limit: int) -> list[RunState]:
         """The newest runs that are wanted, the newest first."""
         found: list[RunState] = []

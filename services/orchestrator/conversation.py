@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from services.orchestrator.durable.context import Ask, Offer, Run
 from shared.events.content import MessageRef, Sampling
@@ -32,13 +33,22 @@ class Conversation:
         """Answer a tool call that was not run, so that no call is left without its result."""
         self.take(await run.message(key, self.node.id, "tool", content, answers=call_id))
 
-    def take(self, fact: Fact) -> None:
-        """Add a message that a fact holds."""
-        self.fresh.append(reference(fact))
+    def take(self, fact: Fact, form: Literal["native", "text"] = "native") -> None:
+        """Add a message that a fact holds; `text` for a result that no native call asked for."""
+        self.fresh.append(reference(fact, form))
         content = message_of(fact).get("content") or ""
         self.tokens += len(str(content)) // CHARS_PER_TOKEN
 
-    async def ask(self, run: Run, key: str, turn: int, *, response_format: dict[str, object] | None = None, tools: bool = True) -> Fact:
+    async def ask(
+        self,
+        run: Run,
+        key: str,
+        turn: int,
+        *,
+        response_format: dict[str, Any] | None = None,
+        tools: bool = True,
+        stop: tuple[str, ...] = (),
+    ) -> Fact:
         """The model's next turn; its answer becomes part of the conversation.
 
         Raises:
@@ -63,6 +73,7 @@ class Conversation:
                 model=run.submission.model or self.node.model,
                 slot=self.node.preferred_instance,
                 response_format=response_format,
+                stop=stop,
                 estimate_tokens=self.tokens,
             ),
         )

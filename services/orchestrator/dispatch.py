@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
+from services.orchestrator.durable.context import Sources
 from services.orchestrator.durable.execution import Code, End, Execution
 from services.orchestrator.durable.history import History
 from services.orchestrator.durable.journal import Journal
@@ -18,11 +19,10 @@ from shared.errors import BadInput, NotFound
 from shared.eventlog import EventLog
 from shared.events import run
 from shared.inbox import Delivery, Inbox
-from shared.template import Node, parse_template
+from shared.template import parse_template
 
 logger = structlog.get_logger()
 
-Catalogue = Callable[[Node], Awaitable[run.ToolsOffered]]
 ROUTED = (subjects.of_domain("llm"), subjects.of_domain("tool"), subjects.of_domain("signal"))
 
 
@@ -36,7 +36,7 @@ class Orchestrator:
     owner: str
     engine: str
     topologies: Mapping[str, Code]
-    catalogue: Catalogue
+    sources: Sources
     active: dict[str, Journal] = field(default_factory=dict[str, Journal])
 
     async def route(self, *, after: int) -> None:
@@ -96,7 +96,7 @@ class Orchestrator:
             await journal.append(run.RunFailed(code="run.unrunnable", reason=f"this engine has no topology {missing.args[0]!r}"))
             return None
 
-        return Execution(journal, template, code, self.clock, self.owner, self.engine, self.catalogue)
+        return Execution(journal, template, code, self.clock, self.owner, self.engine, self.sources)
 
 
 def _owner(history: History) -> str | None:

@@ -45,9 +45,8 @@ class Agent:
         return owed.missing(self.owes, self.view.filled)
 
 
-async def begin(run: Run, node: Node, system: str, task: str) -> Agent:
+async def begin(run: Run, node: Node, offer: Offer, system: str, task: str) -> Agent:
     """Open an agent's conversation: system prompt, then the task with the files that are there."""
-    offer = await run.offer_tools("tools", node)
     agent = Agent(node, offer, Conversation(node, offer))
     agent.view = await _look(run, node, offer)
     if run.template.features.hold_to_request:

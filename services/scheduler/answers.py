@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.backends.base import ChatReply
-from services.scheduler.dialects.calls import ParsedCall
+from services.scheduler.dialects.calls import ParsedCall, Reading
 from services.scheduler.dialects.salvage import read_reply
 from shared.events.content import ToolCall
 from shared.events.llm import LlmCompleted
@@ -19,7 +19,8 @@ MAX_RAW = 60_000
 def read(run_id: str, request: LlmRequested, prompt: Prompt, reply: ChatReply) -> LlmCompleted:
     """The completed fact; `raw` keeps what the model wrote wherever the reading differs from it."""
     schemas = {str(tool["function"]["name"]): tool["function"]["parameters"] for tool in prompt.tools}
-    reading = read_reply(clean(reply.content), reply.tool_calls, list(schemas), schemas)
+    # Where no tools were offered there are no calls to find: JSON is then the answer itself.
+    reading = read_reply(clean(reply.content), reply.tool_calls, list(schemas), schemas, cut=reply.is_cut) if schemas else _plain(reply)
     visible = reading.visible if not reading.problem else f"{reading.visible}\n{reading.problem}".strip()
     calls = tuple(_call(run_id, request, place, call) for place, call in enumerate(reading.calls, 1))
     reasoning = "\n".join(part for part in (reply.reasoning, reading.reasoning) if part)
@@ -36,6 +37,13 @@ def read(run_id: str, request: LlmRequested, prompt: Prompt, reply: ChatReply) -
         first_token_ms=reply.first_token_ms,
         duration_ms=reply.duration_ms,
     )
+
+
+def _plain(reply: ChatReply) -> Reading:
+    text = clean(reply.content)
+    if not text.lstrip().startswith("<think>"):
+        return Reading(visible=text)
+    return read_reply(text, (), (), {})
 
 
 def _call(run_id: str, request: LlmRequested, place: int, call: ParsedCall) -> ToolCall:

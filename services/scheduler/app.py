@@ -6,14 +6,19 @@ import asyncio
 import time
 
 import orjson
+import structlog
 
-from services.scheduler.backends.choose import choose
+from services.scheduler import capabilities
 from services.scheduler.backends.base import Delta
+from services.scheduler.backends.choose import choose
+from services.scheduler.backends.faults import BackendFault
 from services.scheduler.calls import Calls, Slot
 from shared import process, rpc, subjects
 from shared.events import run
 from shared.inbox import NatsInbox
 from shared.process import Process
+
+logger = structlog.get_logger()
 
 
 async def main(own: Process) -> None:
@@ -44,9 +49,19 @@ async def main(own: Process) -> None:
         row = {"name": slot.name, "backend": backend.name, "state": health.state, "reason": health.reason, "waiting": slot.waiting}
         return {"slots": [row], "at": time.time()}
 
+    async def profile(ask: dict[str, object]) -> dict[str, object]:
+        name = str(ask.get("model") or slot.model or "")
+        if not name:
+            try:
+                name = next((model.id for model in await backend.models()), "")
+            except BackendFault as fault:
+                logger.warning("models_unknown", reason=fault.message)
+        known = capabilities.profile(name, inference.turns)
+        return {"model": known.model, "guided": known.guided, "source": known.source}
+
     calls = Calls(own.log, slot, live)
     inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),))
-    await rpc.serve(own.bus, "scheduler", {"slots": slots})
+    await rpc.serve(own.bus, "scheduler", {"slots": slots, "profile": profile})
     after = await own.log.last_seq()
     server = await process.serve_health(own)
     try:

@@ -97,7 +97,7 @@ class Calls:
             decider = self._deciders.of(fact.scope)
             prompt = await rebuild(self.log, fact, self._prompts)
             ending = await self._as_task(fact.scope, Call(self, fact, fact.event, prompt, decider).ending())
-            await decider.decide(lambda facts: () if _has_ended(facts, ending) else (ending,), cause=fact)
+            await decider.decide(lambda facts: () if has_ended(facts, ending) else (ending,), cause=fact)
         return True
 
     async def _is_settled(self, fact: Fact, call_id: str) -> bool:
@@ -200,6 +200,7 @@ class Call:
                     top_p=sampling.top_p,
                     max_tokens=sampling.max_tokens,
                     response_format=self.request.response_format,
+                    stop=self.request.stop,
                     timeout_s=left_s,
                     idle_timeout_s=slot.idle_timeout_s,
                 ),
@@ -223,6 +224,6 @@ class Call:
         )
 
 
-def _has_ended(facts: Sequence[Fact], ending: Event) -> bool:
+def has_ended(facts: Sequence[Fact], ending: Event) -> bool:
     call_id = getattr(ending, "call_id", None)
     return any(isinstance(fact.event, LlmCompleted | LlmFailed) and fact.event.call_id == call_id for fact in facts)

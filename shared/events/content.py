@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -29,6 +29,7 @@ class MessageRef(Value):
 
     seq: PositiveInt
     digest: str
+    form: Literal["native", "text"] = "native"  # text: a tool's result reads as a user message, for guided turns
 
 
 class Usage(Value):

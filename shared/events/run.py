@@ -71,6 +71,18 @@ class ToolsOffered(Event):
     catalogue: str = ""
 
 
+class ModelProfiled(Event):
+    """What the scheduler knows of the model that an agent's calls will reach (feature O28)."""
+
+    TYPE: ClassVar[str] = "run.model_profiled"
+
+    key: str
+    agent: str
+    model: str = ""
+    guided: bool = False  # asked action by action under a JSON schema
+    source: str = "default"
+
+
 class LlmRequested(Event):
     """A model call that must be answered by a fact of `llm.<run>`.
 
@@ -91,6 +103,7 @@ class LlmRequested(Event):
     slot: str | None = None
     sampling: Sampling = Sampling()
     response_format: dict[str, Any] | None = None
+    stop: tuple[str, ...] = ()
     prefix_digest: str = ""
     priority: str = "normal"
     timeout_s: PositiveFloat = 600.0

@@ -321,6 +321,7 @@ async def test_a_recorder_outlives_the_log_server_and_gets_past_what_nobody_can_
     async with running(recorder):
         await until_recorded(log, tables)
         own_nats_server.kill()
+        await until(lambda: not bus.client.is_connected)
         own_nats_server.start()
         await until(lambda: bus.client.is_connected)
         for body in (b"{", b'{"key":1}', b'{"key":"k","agent":"a","role":"user","content":"cut \\ud83d"}'):

@@ -122,6 +122,7 @@ class World:
     turns: Sequence[Turn]
     template: Template = field(default_factory=template)
     message: str = "Do the work."
+    guided: bool = False
     budgets: Budgets = field(default_factory=Budgets)
     log: MemoryLog = field(default_factory=MemoryLog)
     blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
@@ -157,7 +158,7 @@ class World:
             return None
 
         router = Router(self.log, self.blobs, servers, specs, "tools-0", self.folder / "ws", abandon)
-        orchestrator = Orchestrator(self.log, self.blobs, SystemClock(), "orchestrator-0", engine, TOPOLOGIES, offers(specs))
+        orchestrator = Orchestrator(self.log, self.blobs, SystemClock(), "orchestrator-0", engine, TOPOLOGIES, Sources(specs, self.guided))
         after = await self.log.last_seq()
         tasks = [
             asyncio.ensure_future(each)
@@ -194,13 +195,18 @@ class World:
         return fact
 
 
-def offers(specs: Sequence[ToolSpec]) -> Any:
-    offer = verbs(specs)["offer"]
+@dataclass(frozen=True)
+class Sources:
+    """What runs are told by other services, asked of the real functions behind them."""
 
-    async def ask(node: Node) -> run.ToolsOffered:
-        answer = await offer({"servers": list(node.mcp_servers), "tools": list(node.tools)})
+    specs: Sequence[ToolSpec]
+    guided: bool = False
+
+    async def tools(self, node: Node) -> run.ToolsOffered:
+        answer = await verbs(self.specs)["offer"]({"servers": list(node.mcp_servers), "tools": list(node.tools)})
         return run.ToolsOffered(
             key="", agent=node.id, tools=tuple(answer["tools"]), read_only=tuple(answer["read_only"]), catalogue=answer["digest"]
         )
 
-    return ask
+    async def model(self, node: Node, model: str | None) -> run.ModelProfiled:
+        return run.ModelProfiled(key="", agent=node.id, model=model or "scripted", guided=self.guided)

@@ -84,7 +84,9 @@ def reads(gateway: Gateway) -> APIRouter:
         return await shown(gateway, await gateway.state(run_guid))
 
     @api.get("/api/orchestrator/runs/{projectId}/logs")
-    async def project_log(request: Request, project_id: Project, run_guid: Annotated[str | None, Query(alias="runGuid")] = None) -> Response:
+    async def project_log(
+        request: Request, project_id: Project, run_guid: Annotated[str | None, Query(alias="runGuid")] = None
+    ) -> Response:
         """The build log of a project's newest run, or of the one named; text, or JSON where it is accepted."""
         states = [await gateway.state_in(project_id, run_guid)] if run_guid else await gateway.runs_of(project_id)
         return await log_of(gateway, request, states[0].run_id if states else None)

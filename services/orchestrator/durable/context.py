@@ -8,10 +8,10 @@ from there; what it does not is appended and waited for. A request whose recorde
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from services.orchestrator.durable import budgets
 from services.orchestrator.durable.faults import BudgetExhausted, ModelCallFailed, NonDeterminism
@@ -54,8 +54,21 @@ class Ask:
     model: str | None = None
     slot: str | None = None
     response_format: dict[str, Any] | None = None
+    stop: tuple[str, ...] = ()
     timeout_s: float = 600.0
     estimate_tokens: int = 0
+
+
+class Sources(Protocol):
+    """What a run is told by other services at its start, recorded once and then kept."""
+
+    async def tools(self, node: Node) -> run.ToolsOffered:
+        """The tools that a node may use."""
+        ...
+
+    async def model(self, node: Node, model: str | None) -> run.ModelProfiled:
+        """What is known of the model that the node's calls will reach."""
+        ...
 
 
 @dataclass
@@ -65,7 +78,7 @@ class World:
     journal: Journal
     template: Template
     clock: Clock
-    catalogue: Callable[[Node], Awaitable[run.ToolsOffered]]  # the tools service's answer, recorded once per key
+    sources: Sources
     used: set[str] = field(default_factory=set[str])
     touched: set[int] = field(default_factory=set[int])
     warned: set[str] = field(default_factory=set[str])
@@ -121,10 +134,20 @@ class Run:
         place = self._once("run.tools_offered", key)
         fact = self._recorded(("run.tools_offered", place))
         if fact is None:
-            offered = await self.world.catalogue(node)
+            offered = await self.world.sources.tools(node)
             fact = await self._append(offered.model_copy(update={"key": place, "agent": node.id}))
         assert isinstance(fact.event, run.ToolsOffered)
         return Offer(fact.seq, fact.event.tools, frozenset(fact.event.read_only))
+
+    async def profile(self, key: str, node: Node) -> run.ModelProfiled:
+        """What the scheduler knows of the node's model, asked once and then kept."""
+        place = self._once("run.model_profiled", key)
+        fact = self._recorded(("run.model_profiled", place))
+        if fact is None:
+            told = await self.world.sources.model(node, self.submission.model or node.model)
+            fact = await self._append(told.model_copy(update={"key": place, "agent": node.id}))
+        assert isinstance(fact.event, run.ModelProfiled)
+        return fact.event
 
     async def llm(self, key: str, ask: Ask) -> Fact:
         """A model call; gives the fact that holds the answer.
@@ -164,6 +187,7 @@ class Run:
             slot=ask.slot,
             sampling=ask.sampling,
             response_format=ask.response_format,
+            stop=ask.stop,
             prefix_digest=extend_digest(prefix, ask.adds),
             timeout_s=ask.timeout_s,
         )

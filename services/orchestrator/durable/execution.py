@@ -13,14 +13,14 @@ from typing import Any
 
 import structlog
 
-from services.orchestrator.durable.context import Run, World
+from services.orchestrator.durable.context import Run, Sources, World
 from services.orchestrator.durable.faults import DeadlinePassed
 from services.orchestrator.durable.journal import Journal
 from shared.clock import Clock
 from shared.errors import Fault
 from shared.events import run
 from shared.events.envelope import Event
-from shared.template import Node, Template
+from shared.template import Template
 
 logger = structlog.get_logger()
 
@@ -55,7 +55,7 @@ class Execution:
     clock: Clock
     owner: str
     engine: str
-    catalogue: Callable[[Node], Awaitable[run.ToolsOffered]]
+    sources: Sources
 
     async def run(self) -> End:
         """Take the run over and bring it to its end. Cancelling this leaves the run to its next owner."""
@@ -98,7 +98,7 @@ class Execution:
     async def _terminal(self) -> Event:
         """Run the code until it ends or is interrupted; gives the fact that says how it ended."""
         history = self.journal.history
-        world = World(self.journal, self.template, self.clock, self.catalogue)
+        world = World(self.journal, self.template, self.clock, self.sources)
         code = asyncio.ensure_future(self.code(Run(world)))
         watch = asyncio.create_task(self._interruption())
         try:

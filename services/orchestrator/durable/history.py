@@ -24,7 +24,7 @@ def place_of(event: Event) -> Place | None:
             return "call", event.key
         case run.StepCompleted() | run.StepFailed():
             return "step_end", event.key
-        case run.MessageAdded() | run.ToolsOffered() | run.StepStarted() | run.Noted() | run.TimerSet() | run.VersionChosen():
+        case run.MessageAdded() | run.ToolsOffered() | run.ModelProfiled() | run.StepStarted() | run.Noted() | run.TimerSet() | run.VersionChosen():
             return event.TYPE, event.key
         case _:
             return None

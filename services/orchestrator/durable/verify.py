@@ -13,7 +13,6 @@ from services.orchestrator.durable.faults import NonDeterminism
 from services.orchestrator.durable.history import History, place_of
 from services.orchestrator.durable.journal import Journal
 from shared.clock import SystemClock
-from shared.errors import ServiceUnavailable
 from shared.events import run
 from shared.events.content import MessageRef
 from shared.events.envelope import Event, Fact
@@ -52,7 +51,7 @@ async def verify(run_id: str, facts: Sequence[Fact], template: Template, code: C
     if changed is not None:
         return Verdict(len(facts), changed, f"fact {changed} does not read as it was seen when the run ended")
     journal = ClosedJournal(MemoryLog(), history)
-    world = World(journal, template, SystemClock(), _no_catalogue)
+    world = World(journal, template, SystemClock(), _Nobody())
     task = asyncio.ensure_future(code(Run(world)))
     await _until_quiet(task, world)
     try:
@@ -63,8 +62,14 @@ async def verify(run_id: str, facts: Sequence[Fact], template: Template, code: C
             await task
 
 
-async def _no_catalogue(node: Node) -> run.ToolsOffered:
-    raise ServiceUnavailable("the log holds no tools for this place, and verifying asks nobody", service="tools")
+class _Nobody:
+    """Verifying asks no service: what the log lacks here is where it ends."""
+
+    async def tools(self, node: Node) -> run.ToolsOffered:
+        return await asyncio.get_running_loop().create_future()
+
+    async def model(self, node: Node, model: str | None) -> run.ModelProfiled:
+        return await asyncio.get_running_loop().create_future()
 
 
 async def _until_quiet(task: asyncio.Future[Outcome], world: World) -> None:
@@ -82,7 +87,7 @@ def _changed_text(history: History) -> int | None:
     seen: tuple[MessageRef, ...] = getattr(terminal.event, "seen", ()) if terminal else ()
     by_seq = {fact.seq: fact for fact in history.facts}
     for ref in seen:
-        if ref.seq in by_seq and short_digest(message_of(by_seq[ref.seq])) != ref.digest:
+        if ref.seq in by_seq and short_digest(message_of(by_seq[ref.seq], ref.form)) != ref.digest:
             return ref.seq
     return None
 

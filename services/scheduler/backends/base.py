@@ -29,6 +29,7 @@ class ChatRequest:
     top_p: float | None = None
     max_tokens: int | None = None
     response_format: Mapping[str, Any] | None = None
+    stop: Sequence[str] = ()
     timeout_s: float | None = None
     idle_timeout_s: float | None = None
 

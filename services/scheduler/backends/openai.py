@@ -200,6 +200,7 @@ def _body_of(request: ChatRequest) -> Json:
         "top_p": request.top_p,
         "max_tokens": request.max_tokens,
         "response_format": request.response_format,
+        "stop": list(request.stop) or None,
     }
     fixed: Json = {"messages": list(request.messages), "stream": True, "stream_options": {"include_usage": True}}
     return {**fixed, **{name: value for name, value in optional.items() if value is not None}}

@@ -14,6 +14,7 @@ import json_repair
 
 _DECODER = json.JSONDecoder(strict=False)  # raw newlines within strings are common, and clear
 _LIMIT = 100_000  # characters that the last resort is given; its cost may grow faster than its input
+_LEAVES = 1000  # more values than any call has are not checked, and so not believed
 _ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])|\\')
 _QUOTING = re.compile(r"\\[nrtbf]|[\\\"'\s]")
 _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")|\{\{|\}\}', re.DOTALL)
@@ -90,7 +91,9 @@ def _is_written(value: Any, text: str) -> bool:
     """Whether every string of a repaired value stands in the text: a missing value is not filled in."""
     source, has_empty = _bare(text), '""' in text or "''" in text
     waiting: list[Any] = [value]
-    while waiting:
+    for _ in range(_LEAVES):
+        if not waiting:
+            return True
         one = waiting.pop()
         if isinstance(one, dict):
             body = cast("dict[str, Any]", one)
@@ -99,7 +102,7 @@ def _is_written(value: Any, text: str) -> bool:
             waiting += cast("list[Any]", one)
         elif isinstance(one, str) and (_bare(one) not in source or not (one or has_empty)):
             return False
-    return True
+    return False
 
 
 def _bare(text: str) -> str:

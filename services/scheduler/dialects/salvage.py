@@ -115,7 +115,7 @@ class _Reader:
             case "brace":
                 return self._brace(start.start())
             case _:
-                return start.end()  # a closing tag that closes nothing
+                return start.end()  # a tag that opens and closes nothing
 
     # --- reasoning
 

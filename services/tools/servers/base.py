@@ -29,6 +29,10 @@ _BOUND = "aetherium/timeout-s"
 _EXAMPLES: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 _NOISE = frozenset({"title", "default", "examples"})
 
+# Formats that say how an argument is asked for: a text too long for JSON, a command line.
+LONG_TEXT: dict[str, Any] = {"format": "long-text"}
+COMMAND: dict[str, Any] = {"format": "command-line"}
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -11,7 +11,19 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import Field
 
 from services.tools.paths import Workspace
-from services.tools.servers.base import ENDING_S, OUTPUT_LIMIT, Change, ExecOutcome, Ports, Tier, changes, declare, this_call, to_its_end
+from services.tools.servers.base import (
+    COMMAND,
+    ENDING_S,
+    OUTPUT_LIMIT,
+    Change,
+    ExecOutcome,
+    Ports,
+    Tier,
+    changes,
+    declare,
+    this_call,
+    to_its_end,
+)
 from services.tools.servers.snapshot import Images, Snapshot, record_since, take
 from shared.text import clean
 
@@ -37,7 +49,10 @@ def build(ports: Ports) -> MCPServer:
 
     @declare(server, tier=Tier.ELEVATED, destructive=True, timeout_s=DEFAULT_S + ENDING_S)
     async def run_shell(  # pyright: ignore[reportUnusedFunction]
-        command: Annotated[str, Field(description="The command line.", min_length=1, max_length=50_000, examples=["python main.py"])],
+        command: Annotated[
+            str,
+            Field(description="The command line.", min_length=1, max_length=50_000, examples=["python main.py"], json_schema_extra=COMMAND),
+        ],
         timeout_s: Annotated[int, Field(description="Seconds after which it is stopped.", ge=1, le=600)] = DEFAULT_S,
     ) -> CallToolResult:
         """Run a shell command in the workspace folder. Answers with its output and exit code. It gets no keyboard input."""

@@ -20,7 +20,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
 from services.tools.paths import Entry, Missing, ToolRefusal, Workspace, shown
-from services.tools.servers.base import OUTPUT_LIMIT, Ports, Tier, changes, declare, this_call, to_its_end
+from services.tools.servers.base import LONG_TEXT, OUTPUT_LIMIT, Ports, Tier, changes, declare, this_call, to_its_end
 from services.tools.servers.edits import Edited, NoEdit, replace_once
 from services.tools.servers.textfile import TextFile, decode
 from shared.text import clean
@@ -64,7 +64,7 @@ async def read_file(
 
 async def write_file(
     path: FilePath,
-    content: Annotated[str, Field(description="The whole content of the file.", examples=["first line\n"])],
+    content: Annotated[str, Field(description="The whole content of the file.", examples=["first line\n"], json_schema_extra=LONG_TEXT)],
 ) -> str:
     """Create a text file, or replace one completely. To change a part of a file, use edit_file."""
     return await to_its_end(_write, _here(), path, content)

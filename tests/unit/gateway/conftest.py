@@ -46,6 +46,13 @@ class MemoryLive:
         self.takers[run_id].remove(put)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something holds that nothing announces."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 async def put(log: EventLog, run_id: str, *events: Event) -> list[Fact]:
     """Append events to a run, whatever is there."""
     stored: list[Fact] = []
@@ -67,10 +74,12 @@ class World:
 
     async def submitted(self, count: int = 1) -> list[Fact]:
         """The submissions in the log, once there are so many."""
-        async with asyncio.timeout(5):
-            while len(found := await self.log.read(subjects.every(RunSubmitted.TYPE))) < count:
-                await asyncio.sleep(0)
-        return found
+        await until(lambda: sum(fact.type == RunSubmitted.TYPE for fact in self.log.facts) >= count)
+        return await self.log.read(subjects.every(RunSubmitted.TYPE))
+
+    async def folded(self) -> None:
+        """Wait until the gateway's follower has seen everything."""
+        await until(lambda: self.gateway.index.seq >= len(self.log.facts))
 
     async def finish(self, run_id: str, *events: Event) -> None:
         await put(self.log, run_id, RunStarted(owner="o", engine="e"), *(events or (RunCompleted(reply="Done."),)))

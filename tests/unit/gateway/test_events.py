@@ -17,11 +17,12 @@ from services.gateway import feed, resume, wire
 from services.gateway.core import Policy
 from services.gateway.feed import Item, Subscriber
 from shared.errors import BadInput, NotFound
+from shared.events.content import BlobRef, Pins
 from shared.events.envelope import Fact, Unknown
-from shared.events.run import Noted, RunCompleted, RunSubmitted
+from shared.events.run import Noted, RunCompleted, RunStarted, RunSubmitted, StepCompleted
 from shared.subjects import Aggregate
 from shared.testing.memory import MemoryLog
-from tests.unit.gateway.conftest import MemoryLive, World, make_gateway, opened, put, served
+from tests.unit.gateway.conftest import MemoryLive, World, make_gateway, opened, put, served, until
 
 
 @dataclass
@@ -89,8 +90,6 @@ async def write(log: MemoryLog, run_id: str, *, first: int, last: int) -> None:
 
 async def run_of(log: MemoryLog, run_id: str, facts: int) -> None:
     """A run whose facts have the sequences 1 to `facts`."""
-    from shared.events.content import BlobRef, Pins
-
     submitted = RunSubmitted(project_id=1, template_id="t", template=BlobRef(sha256="x", size=1), message="m", pins=Pins(template="x"))
     await put(log, run_id, submitted)
     await write(log, run_id, first=2, last=facts)
@@ -238,13 +237,9 @@ async def test_text_being_written_comes_only_when_asked_for_and_without_an_id(wo
     await run_of(world.log, "r1", 1)
     reader = asyncio.create_task(read_all(f"{url}/api/runs/r1/events?live=true"))
     silent = asyncio.create_task(read_all(f"{url}/api/runs/r1/events"))
-    async with asyncio.timeout(5):
-        while not world.live.takers.get("r1"):
-            await asyncio.sleep(0.01)
+    await until(lambda: world.live.takers.get("r1"))
     world.live.takers["r1"][0](b'{"callId":"c","text":"Hel"}')
-    async with asyncio.timeout(5):
-        while any(subscriber.queue for subscriber in world.gateway.feed._subscribers.values()):
-            await asyncio.sleep(0.01)
+    await until(lambda: not any(subscriber.queue for subscriber in world.gateway.feed.subscribers))
     await put(world.log, "r1", RunCompleted())
     received = await reader
     assert received.kinds == ["run.submitted", "llm.delta", "run.completed"]
@@ -263,9 +258,7 @@ async def test_a_quiet_stream_is_kept_alive_and_let_go_when_the_client_leaves(tm
                 comments += "comment" in event
                 if comments == 2:
                     break
-        async with asyncio.timeout(5):
-            while world.gateway.feed._subscribers:
-                await asyncio.sleep(0.01)
+        await until(lambda: not world.gateway.feed.subscribers)
 
 
 async def drain(source: AsyncIterator[bytes], until: int) -> list[int]:
@@ -330,7 +323,7 @@ def test_deltas_never_push_out_facts() -> None:
 
 def test_a_fact_is_encoded_once_for_all_subscribers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = make_gateway(MemoryLog(), tmp_path, MemoryLive(), Policy())
-    fact = Fact(1, "i", gateway.submitter.log.clock.now(), "s", Aggregate("run", "r1"), note(1))  # type: ignore[attr-defined]
+    fact = Fact(1, "i", MemoryLog().clock.now(), "s", Aggregate("run", "r1"), note(1))
     with (
         gateway.feed.subscribed("r1", lambda _fact: True) as one,
         gateway.feed.subscribed(None, lambda _fact: True) as two,
@@ -353,8 +346,6 @@ def test_a_fact_of_a_newer_engine_is_passed_on_as_it_is(tmp_path: Path) -> None:
 
 
 async def test_a_fact_that_cannot_be_folded_stops_neither_the_feed_nor_other_runs(tmp_path: Path) -> None:
-    from shared.events.run import RunStarted, StepCompleted
-
     gateway = make_gateway(MemoryLog(), tmp_path, MemoryLive(), Policy())
     clock = MemoryLog().clock
     gateway.feed.publish(Fact(1, "a", clock.now(), "s", Aggregate("run", "r1"), StepCompleted(key="never started")))

@@ -12,12 +12,22 @@ from shared import subjects
 from shared.events.content import Usage
 from shared.events.llm import LlmCompleted
 from shared.events.project import ProjectCreated
-from shared.events.run import LlmRequested, MessageAdded, RunCancelled, RunCompleted, RunFailed, RunParked, RunStarted, RunSubmitted, StepStarted
+from shared.events.run import (
+    LlmRequested,
+    MessageAdded,
+    RunCancelled,
+    RunCompleted,
+    RunFailed,
+    RunParked,
+    RunStarted,
+    RunSubmitted,
+    StepStarted,
+)
 from shared.events.signal import CancelRequested
 from shared.subjects import Aggregate
 from shared.template import parse_template
 from shared.transcript import reference
-from tests.unit.gateway.conftest import ASK, World, put
+from tests.unit.gateway.conftest import ASK, World, put, until
 
 FROM_TEMPLATE = "/api/orchestrator/run-from-template"
 
@@ -161,9 +171,7 @@ async def test_a_run_shows_its_fold_and_its_workspace(world: World) -> None:
         LlmRequested(key="k", call_id="c1", agent="coder", turn=1),
         LlmCompleted(call_id="c1", content="hm", usage=Usage(prompt_tokens=5, completion_tokens=2)),
     )
-    async with asyncio.timeout(5):
-        while world.gateway.index.seq < len(world.log.facts):
-            await asyncio.sleep(0)
+    await world.folded()
     body = (await world.client.get(f"/api/orchestrator/runs/1/{run_id}")).json()
     assert (body["runGuid"], body["status"], body["sourceAgent"], body["turns"], body["seq"]) == (run_id, "running", "ci", 1, 6)
     assert body["usage"] == {"promptTokens": 5, "completionTokens": 2, "cachedTokens": 0}
@@ -175,9 +183,7 @@ async def test_a_run_shows_its_fold_and_its_workspace(world: World) -> None:
 async def test_runs_are_listed_newest_first_and_filtered(world: World) -> None:
     first, second = await world.start_run(), await world.start_run()
     await world.finish(first)
-    async with asyncio.timeout(5):
-        while world.gateway.index.seq < len(world.log.facts):
-            await asyncio.sleep(0)
+    await world.folded()
 
     async def ids(query: str) -> list[str]:
         return [run["runGuid"] for run in (await world.client.get(f"/api/runs{query}")).json()["runs"]]
@@ -220,13 +226,10 @@ async def test_a_caller_that_leaves_does_not_stop_the_run(world: World, url: str
     async with httpx.AsyncClient(trust_env=False) as client:
         asking = asyncio.create_task(client.post(f"{url}{FROM_TEMPLATE}", json=ASK))
         run_id = (await world.submitted())[0].scope
-        async with asyncio.timeout(5):
-            while run_id not in world.gateway.index._waiters:
-                await asyncio.sleep(0.01)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-            while run_id in world.gateway.index._waiters:  # the handler has noticed and let go
-                await asyncio.sleep(0.01)
+        await until(lambda: world.gateway.index.is_awaited(run_id))
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: not world.gateway.index.is_awaited(run_id))  # the handler has noticed and let go
     assert not await world.log.read(subjects.every("signal.cancel_requested"))
     assert (await world.client.get(f"/api/runs/{run_id}")).json()["status"] == "queued"
 
