@@ -36,7 +36,7 @@ WRONG_LAST_SEQUENCE = 10071
 DUPLICATE_IN_BATCH = 10201
 MAX_BODY = 256 * 1024
 MAX_GROUP = 100  # facts in one atomic batch
-ACK_TIMEOUT_S = 5.0
+ACK_TIMEOUT_S = 2.0  # asking again is safe; an acknowledgement that a dying server took along should not cost more
 
 logger = structlog.get_logger()
 
@@ -111,6 +111,7 @@ class NatsEventLog:
     bus: Bus
     source: str
     clock: Clock = field(default_factory=SystemClock)
+    ack_timeout_s: float = ACK_TIMEOUT_S
     trace: Any = None  # a function that gives the traceparent to stamp on facts, if any
     _queue: list[_Pending] = field(default_factory=list[_Pending])
     _committer: asyncio.Task[None] | None = None
@@ -235,14 +236,14 @@ class NatsEventLog:
         try:
             if len(messages) == 1:
                 subject, headers, body = messages[0]
-                reply = await client.request(subject, body, timeout=ACK_TIMEOUT_S, headers=headers)
+                reply = await client.request(subject, body, timeout=self.ack_timeout_s, headers=headers)
             else:
                 batch = new_id().replace("-", "")
                 for place, (subject, headers, body) in enumerate(messages[:-1], 1):
                     await client.publish(subject, body, headers={**headers, "Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place)})
                 subject, headers, body = messages[-1]
                 last = {**headers, "Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(len(messages)), "Nats-Batch-Commit": "1"}
-                reply = await client.request(subject, body, timeout=ACK_TIMEOUT_S, headers=last)
+                reply = await client.request(subject, body, timeout=self.ack_timeout_s, headers=last)
         except (TimeoutError, nats.errors.Error, OSError) as error:
             logger.debug("publish_unanswered", error=repr(error))
             return None

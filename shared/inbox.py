@@ -28,7 +28,7 @@ logger = structlog.get_logger()
 
 PULL_SIZE = 256
 PULL_EXPIRES_S = 20.0
-PULL_HEARTBEAT_S = 2.0
+PULL_HEARTBEAT_S = 0.5  # silence of two and a half of them means that the server forgot the request, as a restarted one does
 DONE_MEMORY = 10_000
 
 

@@ -75,7 +75,8 @@ async def _demo(settings: Settings, scripted: bool, console: Console, *, quiet: 
     async with stack.running(settings, scripted=scripted, on_change=startup.show) as engine:
         startup.opening(engine)
         await _ready(engine, screen)
-        console.print(f"model: {engine.plan.model.text}")
+        if not engine.plan.model.is_scripted:  # said at the start already
+            console.print(f"  model: {engine.plan.model.text}")
         done = await _do(engine, screen)
         check(done.run)
         screen.line("primes.txt holds the 25 primes below 100", "bold green")

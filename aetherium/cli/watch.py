@@ -36,7 +36,6 @@ class Screen:
     began: float = field(init=False)
     _said_at: float = field(init=False)
     _is_mid_line: bool = False
-    _streamed: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         self.began = self._said_at = self.monotonic()
@@ -51,7 +50,6 @@ class Screen:
         self._said_at = self.monotonic()
 
     def delta(self, delta: Delta) -> None:
-        self._streamed.add(delta.call_id)
         text = delta.text or delta.reasoning
         if not text:
             return

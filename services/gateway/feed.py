@@ -24,7 +24,8 @@ from shared.events import run
 from shared.events.envelope import Fact
 
 QUEUE = 2000  # facts that wait for one subscriber
-JOIN_S = 0.004  # what comes within this time after a write goes out as one
+JOIN_S = 0.002  # what comes within this time after a write goes out as one …
+JOIN_PER_SUBSCRIBER_S = 0.0001  # … and longer with every open stream: writes, not bytes, are what costs
 CHUNK = 256 * 1024
 
 SUBSCRIBERS = Gauge("aetherium_gateway_subscribers", "Event streams that are open")
@@ -122,6 +123,11 @@ class Feed:
                 self._by_run.pop(run_id, None)
 
     @property
+    def pause_s(self) -> float:
+        """How long a stream gathers facts before its next write."""
+        return JOIN_S + JOIN_PER_SUBSCRIBER_S * len(self._subscribers)
+
+    @property
     def subscribers(self) -> Collection[Subscriber]:
         return self._subscribers.values()
 
@@ -140,7 +146,13 @@ History = Callable[[int], AsyncGenerator[Fact, None]]
 
 
 async def stream(
-    subscriber: Subscriber, history: History, *, after: int, ends_with_run: bool, keep_alive_s: float = 15.0
+    subscriber: Subscriber,
+    history: History,
+    *,
+    after: int,
+    ends_with_run: bool,
+    keep_alive_s: float = 15.0,
+    pause_s: Callable[[], float] = lambda: JOIN_S,
 ) -> AsyncGenerator[bytes, None]:
     """Everything after `after`, each fact once and in order; ends with the run, or when the feed is closed."""
     sent = after
@@ -166,7 +178,7 @@ async def stream(
             yield b"".join(item.content for item in items)
             if ends_with_run and any(item.ends_run for item in items):
                 return
-            await asyncio.sleep(JOIN_S)
+            await asyncio.sleep(pause_s())
         if subscriber.ended:
             return
 

@@ -45,9 +45,17 @@ class WorkspaceView:
 
 
 def of_listing(text: str) -> WorkspaceView:
-    """The view from the answer of `list_files`: one name a line, remarks in brackets."""
-    names = (line.strip() for line in text.splitlines())
-    return WorkspaceView(frozenset(name for name in names if name and not name.startswith(("(", "["))))
+    """The view from the answer of `list_files`: one name a line, perhaps with a remark; other lines are in brackets."""
+    files: set[str] = set()
+    empty: set[str] = set()
+    for line in text.splitlines():
+        name, _, remark = line.partition(" (")
+        if not name or name.startswith(("(", "[")) or remark.startswith("a link"):
+            continue
+        files.add(name)
+        if remark == "empty)":
+            empty.add(name)
+    return WorkspaceView(frozenset(files), frozenset(empty))
 
 
 def as_text(view: WorkspaceView) -> str:

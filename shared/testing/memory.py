@@ -196,6 +196,7 @@ class MemoryBlobs:
         return ref
 
     async def get(self, ref: BlobRef) -> bytes:
-        if ref.sha256 not in self.content:
-            raise NotFound(f"no blob {ref.sha256}", sha256=ref.sha256)
-        return self.content[ref.sha256]
+        content = self.content.get(ref.sha256)
+        if content is None or reference_to(content).sha256 != ref.sha256:
+            raise NotFound(f"no blob {ref.sha256}, or not whole", sha256=ref.sha256)
+        return content

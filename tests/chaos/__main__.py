@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import shutil
 import sys
 import tempfile
@@ -15,7 +16,9 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.chaos.storm import rage
+import structlog
+
+from tests.chaos.storm import VICTIMS, rage
 
 
 def main() -> int:
@@ -23,8 +26,11 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=None, help="default: the time; printed, to do it again")
     parser.add_argument("--runs-at-a-time", type=int, default=4)
+    parser.add_argument("--victims", default=",".join(VICTIMS), help="processes to choose from (default: %(default)s)")
     asked = parser.parse_args()
+    victims = tuple(asked.victims.split(","))
     seed = asked.seed if asked.seed is not None else int(time.time())
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))  # its own client's lost connections are meant
     folder = Path(tempfile.mkdtemp(prefix="aetherium-chaos-"))
     began = time.monotonic()
 
@@ -32,7 +38,7 @@ def main() -> int:
         print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True)
 
     try:
-        report = asyncio.run(rage(folder, kills=asked.kills, seed=seed, at_a_time=asked.runs_at_a_time, say=say))
+        report = asyncio.run(rage(folder, kills=asked.kills, seed=seed, at_a_time=asked.runs_at_a_time, victims=victims, say=say))
     except KeyboardInterrupt:
         return 130
     except Exception:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aetherium.client import GatewayClient, Refused, Unreachable
 from aetherium.launcher import stack
+from aetherium.launcher.process import State
 from aetherium.launcher.stack import Engine
 from shared.blobs import NatsBlobs
 from shared.bus import Bus, connect
@@ -26,6 +27,7 @@ from tests.chaos.observer import Observer, percentile
 
 VICTIMS = ("orchestrator", "scheduler", "tools", "recorder", "gateway", "nats")
 BETWEEN_S = (1.5, 2.5)
+STARTING_TOO = 0.2  # share of the kills that may also hit a process which is still starting
 SETTLE_S = 60.0  # for the runs that are under way when the killing ends
 STALLED_S = 45.0  # without one new fact while runs are under way
 RESUME_LIMIT_S = 5.0
@@ -48,6 +50,7 @@ class Storm:
     observer: Observer
     chance: random.Random
     say: Say
+    victims: tuple[str, ...] = VICTIMS
     submitted: dict[str, str] = field(default_factory=dict[str, str])
     kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VICTIMS, 0))
     numbers: int = 0
@@ -95,10 +98,12 @@ class Storm:
             self._check_progress()
 
     def _victim(self) -> tuple[str, int]:
-        """A process that is there now; one that is starting is as good as one that works."""
-        alive = {status.name: status.pid for status in self.engine.supervisor.statuses if status.name in VICTIMS and status.pid}
-        name = self.chance.choice([name for name in VICTIMS if name in alive])
-        return name, alive[name]
+        """A process that is there now: mostly one that works, now and then one that is only starting."""
+        there = [status for status in self.engine.supervisor.statuses if status.name in self.victims and status.pid]
+        ready = [status for status in there if status.state is State.READY]
+        victim = self.chance.choice(there if not ready or self.chance.random() < STARTING_TOO else ready)
+        assert victim.pid is not None
+        return victim.name, victim.pid
 
     def _check_progress(self) -> None:
         under_way = [state.run_id for state in self.observer.runs.values() if not state.status.is_final]
@@ -152,9 +157,12 @@ class Report:
         return not self.problems
 
 
-async def rage(folder: Path, *, kills: int, seed: int, at_a_time: int, say: Say = lambda _: None) -> Report:
+async def rage(
+    folder: Path, *, kills: int, seed: int, at_a_time: int, victims: tuple[str, ...] = VICTIMS, say: Say = lambda _: None
+) -> Report:
     """Start an engine in `folder`, kill its processes `kills` times, and judge what is left."""
     async with opened(folder, seed, say) as storm:
+        storm.victims = victims
         followers = [asyncio.create_task(each) for each in (storm.observer.follow_log(), storm.observer.follow_stream())]
         places = [asyncio.create_task(storm.keep_running(seed)) for _ in range(at_a_time)]
         killing = asyncio.create_task(storm.kill_many(kills))

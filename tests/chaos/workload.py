@@ -50,14 +50,14 @@ _SLOWLY = {"first_token_delay_s": 0.15, "delay_s": 0.03}
 # Each kind of run with its turns. Several calls in one turn: those that read run beside each other, the rest in order.
 KINDS: dict[str, list[dict[str, Any]]] = {
     "appends": [
-        {"content": "First lines.", "tool_calls": [_append("a", 0.1, 0.1), _append("b", 0.05, 0)], **_SLOWLY},
+        {"content": "First lines.", "tool_calls": [_append("a", 0.3, 0.3), _append("b", 0.2, 0)], **_SLOWLY},
         {"content": "More lines.", "tool_calls": [_append("a", 0, 0.1), _append("b", 0.1, 0), _append("c", 0, 0)], **_SLOWLY},
-        {"content": "One more line.", "tool_calls": [_append("a", 0.15, 0.05)], **_SLOWLY},
+        {"content": "One more line.", "tool_calls": [_append("a", 0.4, 0.3)], **_SLOWLY},
         {"content": "All lines were appended, each of them once.", **_SLOWLY},
     ],
     "looks": [
         {"content": "Let me look.", "tool_calls": _LOOKS, **_SLOWLY},
-        {"content": "Now a line.", "tool_calls": [_append("a", 0.1, 0.1)], **_SLOWLY},
+        {"content": "Now a line.", "tool_calls": [_append("a", 0.3, 0.3)], **_SLOWLY},
         {"content": "Look again.", "tool_calls": [*_LOOKS, {"name": "run_shell", "arguments": {"command": "cat effects.txt"}}], **_SLOWLY},
         {"content": "And a last line.", "tool_calls": [_append("a", 0.05, 0), _append("b", 0, 0.1)], **_SLOWLY},
         {"content": "I looked and wrote.", **_SLOWLY},

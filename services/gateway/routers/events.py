@@ -65,6 +65,7 @@ def router(gateway: Gateway) -> APIRouter:
                     after=start.after,
                     ends_with_run=False,
                     keep_alive_s=gateway.policy.keep_alive_s,
+                    pause_s=lambda: gateway.feed.pause_s,
                 )
                 async with aclosing(history) as source:
                     async for page in source:
@@ -90,6 +91,7 @@ async def of_run(gateway: Gateway, run_id: str, start: Start, *, live: bool) -> 
             after=start.after,
             ends_with_run=True,
             keep_alive_s=gateway.policy.keep_alive_s,
+            pause_s=lambda: gateway.feed.pause_s,
         )
         async with aclosing(source):
             async for page in source:

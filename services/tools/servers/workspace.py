@@ -222,7 +222,7 @@ def _list(workspace: Workspace, path: str) -> str:
         else:
             found.append(line)
     if not found:
-        return "The workspace has no files yet." if workspace.parts(path) == () else f"There are no files in {path!r}."
+        return "(the workspace has no files yet)" if workspace.parts(path) == () else f"(there are no files in {path!r})"
     more = f" and at least {left_out}" if seen > _LISTED else f" {left_out}"
     return "\n".join(found) + (f"\n[cut:{more} more files. Call list_files with the path of one folder.]" if left_out else "")
 

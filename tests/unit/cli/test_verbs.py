@@ -52,7 +52,7 @@ def test_an_exported_run_is_read_back_fact_for_fact() -> None:
 
 @pytest.mark.parametrize("line", [b"not json", b"{}", b"[]", b'{"seq":1,"subject":"a","headers":{},"body":{}}'])
 def test_a_line_that_is_no_fact_is_named(line: bytes) -> None:
-    with pytest.raises(BadInput, match="run.jsonl: line 2 is not a fact"):
+    with pytest.raises(BadInput, match=r"run\.jsonl: line 2 is not a fact"):
         export.facts([exported()[0], line], "run.jsonl")
 
 

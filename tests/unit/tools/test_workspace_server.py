@@ -184,7 +184,7 @@ async def test_a_listing_shows_files_as_paths_that_other_tools_accept(tools: Des
 
 
 async def test_an_empty_workspace_says_so(tools: Desk) -> None:
-    assert await tools.text("list_files") == "The workspace has no files yet."
+    assert await tools.text("list_files") == "(the workspace has no files yet)"
 
 
 async def test_a_long_listing_is_bounded_and_counts_what_is_left_out(tools: Desk) -> None:
