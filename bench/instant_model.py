@@ -18,9 +18,7 @@ def _chunk(delta: dict[str, str], finish: str | None = None, **more: object) -> 
 
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": len(PIECES), "total_tokens": 100 + len(PIECES)}
-STREAM = b"".join(
-    [*(_chunk({"content": piece}) for piece in PIECES), _chunk({}, "stop"), _chunk({}, usage=USAGE), b"data: [DONE]\n\n"]
-)
+STREAM = b"".join([*(_chunk({"content": piece}) for piece in PIECES), _chunk({}, "stop"), _chunk({}, usage=USAGE), b"data: [DONE]\n\n"])
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 MODELS = orjson.dumps({"object": "list", "data": [{"id": "instant", "object": "model"}]})
 

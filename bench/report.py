@@ -68,7 +68,9 @@ def table(measured: Mapping[str, Row]) -> str:
     lines = [("figure", "value", "floor", "ratio", "target", "met?")]
     lines += [_line(name, row) for name, row in measured.items() if not BY_NAME[name].is_floor]
     widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
-    return "\n".join("  ".join(_aligned(cell, width, place) for place, (cell, width) in enumerate(zip(line, widths, strict=True))) for line in lines)
+    return "\n".join(
+        "  ".join(_aligned(cell, width, place) for place, (cell, width) in enumerate(zip(line, widths, strict=True))) for line in lines
+    )
 
 
 def _aligned(cell: str, width: int, place: int) -> str:

@@ -101,7 +101,9 @@ def tool_claim(request: ToolRequested) -> ToolStarted:
 def tool_answer(request: ToolRequested) -> ToolCompleted:
     path = str(request.arguments.get("path", "a.py"))
     change = FileChange(path=path, after_sha256=SHA)
-    return ToolCompleted(call_id=request.call_id, tool=request.tool, content=f"wrote {path} (98 bytes)", changes=(change,), duration_ms=3.25)
+    return ToolCompleted(
+        call_id=request.call_id, tool=request.tool, content=f"wrote {path} (98 bytes)", changes=(change,), duration_ms=3.25
+    )
 
 
 def facts_of_turn(run_id: str, turn: int, after: int) -> list[tuple[str, Event]]:
@@ -119,7 +121,9 @@ def facts_of_turn(run_id: str, turn: int, after: int) -> list[tuple[str, Event]]
         prefix_digest=SHA[:16],
     )
     call = call_of(run_id, key, turn)
-    acted = ToolRequested(key=f"turn-{turn}/tool/{call.call_id}", call_id=call.call_id, agent="coder", tool=call.name, arguments=call.arguments)
+    acted = ToolRequested(
+        key=f"turn-{turn}/tool/{call.call_id}", call_id=call.call_id, agent="coder", tool=call.name, arguments=call.arguments
+    )
     return [
         ("run", asked),
         ("llm", model_answer(run_id, asked)),

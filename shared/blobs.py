@@ -57,7 +57,8 @@ class NatsBlobs:
         """How many chunks are there already: all of them, or those of a writer that died."""
         subject = subjects.blob(ref.sha256)
         info = await self.bus.api(f"STREAM.INFO.{subjects.BLOB_STREAM}", {"subjects_filter": subject})
-        return int((info["state"].get("subjects") or {}).get(subject, 0))
+        counts: dict[str, int] = info["state"].get("subjects") or {}
+        return counts.get(subject, 0)
 
     async def _append(self, ref: BlobRef, chunk: bytes, place: int) -> None:
         # The message id makes the same chunk of a second writer a duplicate that is not stored.

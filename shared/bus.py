@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
-import nats
+import nats.errors
 import orjson
 import structlog
 from nats.aio.client import Client
@@ -54,7 +54,9 @@ class Bus:
             LogUnavailable: no answer within `timeout_s`.
         """
         try:
-            reply = await self.client.request(f"$JS.API.{subject}", orjson.dumps(payload) if payload is not None else b"", timeout=timeout_s)
+            reply = await self.client.request(
+                f"$JS.API.{subject}", orjson.dumps(payload) if payload is not None else b"", timeout=timeout_s
+            )
         except (TimeoutError, nats.errors.Error) as error:
             raise LogUnavailable(f"the event log did not answer {subject!r}: {error!r}") from error
         answer = cast(dict[str, Any], orjson.loads(reply.data))
@@ -97,7 +99,8 @@ async def connect(url: str, name: str, *, timeout_s: float = 30.0) -> Bus:
         log.debug("bus_error", error=repr(error))
 
     async def on_disconnect() -> None:
-        log.warning("bus_disconnected", url=url)
+        if not client.is_closed:  # closing on purpose is no news
+            log.warning("bus_disconnected", url=url)
 
     async def on_reconnect() -> None:
         log.info("bus_reconnected", url=url)
@@ -109,7 +112,7 @@ async def connect(url: str, name: str, *, timeout_s: float = 30.0) -> Bus:
                 url,
                 name=name,
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=0.25,
+                reconnect_time_wait=0.25,  # pyright: ignore[reportArgumentType]  the client sleeps for any number
                 connect_timeout=2,
                 pending_size=8 * 1024 * 1024,
                 error_cb=on_error,

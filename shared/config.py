@@ -56,7 +56,7 @@ class ChromaSettings(Section):
 
 class GatewaySettings(Section):
     host: str = "127.0.0.1"
-    port: Port = Field(5257, ge=0, le=65535)
+    port: Port = Field(default=5257, ge=0, le=65535)
     token: SecretStr | None = None
     max_body_bytes: PositiveInt = 1_000_000
     max_message_chars: PositiveInt = 100_000
@@ -92,7 +92,7 @@ class HealthSettings(Section):
     """Where this process answers /healthz, /readyz and /metrics. Port 0 = it does not."""
 
     host: str = "127.0.0.1"
-    port: Port = Field(0, ge=0, le=65535)
+    port: Port = Field(default=0, ge=0, le=65535)
 
 
 class TelemetrySettings(Section):

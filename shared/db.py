@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import LiteralString, cast
@@ -24,9 +24,9 @@ class DatabaseUnavailable(Fault):
 
 
 @asynccontextmanager
-async def open_pool(dsn: str, *, size: int = 4) -> AsyncIterator[AsyncConnectionPool]:
+async def open_pool(dsn: str, *, size: int = 4) -> AsyncGenerator[AsyncConnectionPool]:
     """A pool that reconnects by itself; opening does not wait for the server."""
-    pool = AsyncConnectionPool(dsn, min_size=1, max_size=size, open=False, timeout=5.0, kwargs={"autocommit": True})
+    pool: AsyncConnectionPool[psycopg.AsyncConnection] = AsyncConnectionPool(dsn, min_size=1, max_size=size, open=False, timeout=5.0, kwargs={"autocommit": True})
     await pool.open(wait=False)
     try:
         yield pool
@@ -52,9 +52,7 @@ async def _apply(connection: psycopg.AsyncConnection, folder: Path, schema: str)
     name = psycopg.sql.Identifier(schema)
     await connection.execute(psycopg.sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
     await connection.execute(psycopg.sql.SQL("SET LOCAL search_path TO {}").format(name))
-    await connection.execute(
-        "CREATE TABLE IF NOT EXISTS migrations (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
-    )
+    await connection.execute("CREATE TABLE IF NOT EXISTS migrations (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())")
     rows = await (await connection.execute("SELECT name FROM migrations")).fetchall()
     have = {row[0] for row in rows}
     applied: list[str] = []

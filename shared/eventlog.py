@@ -247,7 +247,7 @@ class NatsEventLog:
         except (TimeoutError, nats.errors.Error, OSError) as error:
             logger.debug("publish_unanswered", error=repr(error))
             return None
-        answer = orjson.loads(reply.data) if reply.data else {}
+        answer: dict[str, Any] = orjson.loads(reply.data) if reply.data else {}
         if "error" in answer or "seq" not in answer:
             logger.debug("publish_refused", error=answer.get("error"))
             return None
@@ -312,7 +312,7 @@ class NatsEventLog:
             else:
                 ended.set_result(headers.get("Status") == "204" and int(headers.get("Nats-Num-Pending", "0")) > 0)
 
-        subscription = await client.subscribe(inbox, cb=take)
+        subscription = await client.subscribe(inbox, cb=take)  # pyright: ignore[reportUnknownMemberType]
         try:
             ask = orjson.dumps({"batch": size, "seq": start, "next_by_subj": subject_filter})
             await client.publish(f"$JS.API.DIRECT.GET.{subjects.STREAM}", ask, reply=inbox)
@@ -328,7 +328,7 @@ class NatsEventLog:
         config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
         if len(subject_filters) > 1:
             config.filter_subjects = list(subject_filters)
-        js = self.bus.client.jetstream()
+        js = self.bus.client.jetstream()  # pyright: ignore[reportUnknownMemberType]
         last = after
         while True:
             config.opt_start_seq = last + 1
@@ -411,14 +411,14 @@ def _numbered(facts: Sequence[Sequence[Fact]], first: int) -> list[list[Fact]]:
 
 
 def _stored(message: dict[str, Any]) -> Fact:
-    """A fact from the JSON form of `STREAM.MSG.GET`."""
+    """A fact from the JSON form of `STREAM.MSG.GET`; asked for its place, so one that cannot be read has one too."""
     raw = base64.b64decode(message.get("hdrs", "")).decode()
     headers: dict[str, str] = {}
     for line in raw.split("\r\n")[1:]:
         name, separator, value = line.partition(":")
         if separator:
             headers[name.strip()] = value.strip()
-    return decode(int(message["seq"]), message["subject"], headers, base64.b64decode(message.get("data", "")))
+    return decode_anything(int(message["seq"]), message["subject"], headers, base64.b64decode(message.get("data", "")))
 
 
 STREAMS: tuple[dict[str, Any], ...] = (

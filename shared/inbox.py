@@ -88,7 +88,7 @@ class NatsInbox:
         async def take(message: Msg) -> None:
             await self._take(message, handler)
 
-        subscription = await self.bus.client.subscribe(inbox, cb=take, pending_msgs_limit=-1)
+        subscription = await self.bus.client.subscribe(inbox, cb=take, pending_msgs_limit=-1)  # pyright: ignore[reportUnknownMemberType]
         try:
             await self._recover(handler)
             async with asyncio.TaskGroup() as loops:

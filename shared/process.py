@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
@@ -76,7 +76,7 @@ async def _serve(name: str, settings: Settings, main: Main) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(name: str, settings: Settings) -> AsyncIterator[Process]:
+async def opened(name: str, settings: Settings) -> AsyncGenerator[Process]:
     """A process connected to the bus, with the streams in place."""
     url = settings.nats.url or "nats://127.0.0.1:4222"
     bus = await connect(url, name)

@@ -14,7 +14,8 @@ import nats.errors
 import nats.micro
 import orjson
 import structlog
-from nats.micro import Request, Service
+from nats.micro.request import Request
+from nats.micro.service import Service
 
 from shared import subjects
 from shared.bus import Bus
@@ -23,12 +24,12 @@ from shared.errors import BadInput, Fault, RemoteFault, ServiceUnavailable
 logger = structlog.get_logger()
 
 Verb = Callable[[dict[str, Any]], Awaitable[Any]]
-BUG = {"code": "rpc.bug", "message": "the service failed; its log has the reason", "verdict": "unknown", "details": {}}
+BUG: dict[str, Any] = {"code": "rpc.bug", "message": "the service failed; its log has the reason", "verdict": "unknown", "details": {}}
 
 
 async def serve(bus: Bus, service: str, verbs: Mapping[str, Verb], *, version: str = "0.1.0") -> Service:
     """Answer `verbs` until the connection closes. Calls run at the same time, each in a task of its own."""
-    micro = await nats.micro.add_service(bus.client, name=service, version=version)
+    micro = await nats.micro.add_service(bus.client, name=service, version=version)  # pyright: ignore[reportUnknownMemberType]
     group = micro.add_group(name=f"aetherium.rpc.{service}")
     running: set[asyncio.Task[None]] = set()
     for name, verb in verbs.items():
@@ -95,7 +96,7 @@ async def call(bus: Bus, service: str, verb: str, request: Mapping[str, Any] | N
     except (TimeoutError, nats.errors.Error) as error:
         raise ServiceUnavailable(f"the {service} service did not answer {verb!r} in {timeout_s:g} s", service=service) from error
     if reply.headers and "Nats-Service-Error-Code" in reply.headers:
-        problem = orjson.loads(reply.data) if reply.data else {}
+        problem: dict[str, Any] = orjson.loads(reply.data) if reply.data else {}
         raise RemoteFault(
             problem.get("code", reply.headers["Nats-Service-Error-Code"]),
             problem.get("message", reply.headers.get("Nats-Service-Error", "")),

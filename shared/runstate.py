@@ -59,7 +59,7 @@ class RunState:
     model_calls_done: int = 0
     tool_calls: int = 0
     tool_calls_done: int = 0
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     steps: Mapping[str, Step] = field(default_factory=lambda: MappingProxyType(dict[str, Step]()))
     reply: str = ""
     reason: str = ""

@@ -1,8 +1,8 @@
 """The subject grammar. Only this module builds subjects.
 
-    aetherium.evt.<domain>.<scope>.<fact>      facts, always five tokens, stored
-    aetherium.rpc.<service>.<verb>             queries and short commands, never stored
-    aetherium.live.<run>.<call>                streamed tokens, never stored
+aetherium.evt.<domain>.<scope>.<fact>      facts, always five tokens, stored
+aetherium.rpc.<service>.<verb>             queries and short commands, never stored
+aetherium.live.<run>.<call>                streamed tokens, never stored
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -71,7 +71,7 @@ def traceparent() -> str | None:
 
 
 @contextmanager
-def span(name: str, parent: str | None, **attributes: str | int | float) -> Iterator[None]:
+def span(name: str, parent: str | None, **attributes: str | int | float) -> Generator[None]:
     """A span below `parent`, a traceparent; facts appended inside carry the span's own."""
     if not _state["exporting"]:
         token = _current.set(parent)

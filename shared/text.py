@@ -6,7 +6,7 @@ is hashed, by U+FFFD; every other control character stays.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 _REPLACEMENT = "\ufffd"
 
@@ -34,9 +34,9 @@ def clean_json(value: Any) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, list):
-        return [clean_json(item) for item in value]
+        return [clean_json(item) for item in cast(list[Any], value)]
     if isinstance(value, dict):
-        return {clean(str(key)): clean_json(item) for key, item in value.items()}
+        return {clean(str(key)): clean_json(item) for key, item in cast(dict[Any, Any], value).items()}
     return value
 
 

@@ -19,7 +19,6 @@ import structlog
 from shared.bus import Bus, connect
 from shared.eventlog import NatsEventLog, ensure_streams
 
-
 # Plain tracebacks: the default prints every local variable, which is slow and may hold secrets.
 structlog.configure(
     processors=[structlog.processors.add_log_level, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]

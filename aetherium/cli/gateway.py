@@ -14,7 +14,9 @@ from aetherium.cli.options import settings_with
 from aetherium.client import GatewayClient, address
 from aetherium.export import the_one
 from aetherium.launcher import state
+from shared import telemetry
 from shared.bus import connect
+from shared.config import TelemetrySettings
 from shared.eventlog import NatsEventLog
 
 INTERRUPTED = 130
@@ -49,6 +51,7 @@ def nats_url(data_dir: Path | None) -> str:
 
 @asynccontextmanager
 async def event_log(data_dir: Path | None) -> AsyncGenerator[NatsEventLog, None]:
+    telemetry.set_up(TelemetrySettings(log_level="error"), "cli")  # what a verb prints is its answer, not a log
     bus = await connect(nats_url(data_dir), "cli", timeout_s=5.0)
     try:
         yield NatsEventLog(bus, "cli")

@@ -87,9 +87,13 @@ def plain(state: RunState) -> dict[str, object]:
 def as_text(state: RunState, facts: list[Fact]) -> str:
     position = sum(fact.seq <= state.seq for fact in facts)
     lines = [f"run {state.run_id} at {state.seq} (fact {position} of {len(facts)})"]
-    for name, value in plain(state).items():
-        if value not in ("", None, (), [], 0, False) and name not in ("run_id", "seq"):
-            lines.append(f"  {name:<17}{value}")
+    for name in RunState.__dataclass_fields__:
+        value = getattr(state, name)
+        if value and name not in ("run_id", "seq", "steps", "usage"):
+            lines.append(f"  {name:<17}{', '.join(value) if isinstance(value, tuple) else value}")
+    lines.append(f"  {'tokens':<17}{state.usage.prompt_tokens} read, {state.usage.completion_tokens} written")
+    for step in state.steps.values():
+        lines.append(f"  {'step':<17}{step.key} ({step.agent}) {step.status}{f': {step.reason}' if step.reason else ''}")
     return "\n".join(lines)
 
 

@@ -139,7 +139,9 @@ async def _look(run: Run, guide: Guide) -> str:
 
 async def _shown(run: Run, guide: Guide, path: str, limit: int) -> str:
     """What a file holds, read by an ordinary tool call of the engine's own."""
-    call = ToolCall(call_id=place_id("call", run.run_id, run.path, "show", path), name="read_file", arguments={"path": path}, source="engine")
+    call = ToolCall(
+        call_id=place_id("call", run.run_id, run.path, "show", path), name="read_file", arguments={"path": path}, source="engine"
+    )
     if "read_file" not in guide.agent.offer.names:
         return f"{path} was changed."
     fact = await run.tool(f"show/{path}", guide.agent.node.id, call)

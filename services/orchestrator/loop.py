@@ -137,7 +137,9 @@ async def _one(run: Run, agent: Agent, call: ToolCall) -> None:
             _take(agent, call, await run.tool(f"tool/{call.call_id}", agent.node.id, call))
         case Advice.TELL:
             agent.repeats = loopguard.told(agent.repeats)
-            text = f"{call.name} was called with the same arguments {threshold} times and returned the same:\n{agent.repeats.result[:500]}\n"
+            text = (
+                f"{call.name} was called with the same arguments {threshold} times and returned the same:\n{agent.repeats.result[:500]}\n"
+            )
             text += "It was not run again. Do something else, or write your final answer."
             await agent.talk.answer(run, f"repeated/{call.call_id}", call.call_id, text)
         case Advice.END:

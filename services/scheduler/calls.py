@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -108,7 +109,7 @@ class Calls:
         newest = await self.log.last(subjects.Aggregate("run", fact.scope).filter)
         return newest is not None and isinstance(newest.event, run.TERMINAL)
 
-    async def _as_task(self, run_id: str, ending: asyncio.coroutines.Coroutine[None, None, Event]) -> Event:
+    async def _as_task(self, run_id: str, ending: Coroutine[Any, Any, Event]) -> Event:
         """The call as a task that the end of its run cancels."""
         task = asyncio.ensure_future(ending)
         self._running.setdefault(run_id, set()).add(task)

@@ -85,26 +85,23 @@ class Router:
     async def _claim_and_run(
         self, decider: Decider, fact: Fact, request: run.ToolRequested, spec: ToolSpec, project_id: int, delivery: Delivery
     ) -> bool:
-        claim = Claim(
-            request.call_id, spec.name, spec.server, spec.tier, self.owner, spec.read_only or spec.idempotent, delivery.recovered
-        )
-        step = Next.NOTHING
+        claim = Claim(request.call_id, spec.name, spec.server, spec.tier, self.owner, spec.read_only or spec.idempotent, delivery.recovered)
+        steps = [Next.NOTHING]
 
         def decide(facts: Sequence[Fact]) -> Sequence[Event]:
-            nonlocal step
-            step, events = ledger.next_step(facts, claim)
+            steps[0], events = ledger.next_step(facts, claim)
             return events
 
         stored = await decider.decide(decide, cause=fact)
         if stored and isinstance(stored[-1].event, ToolInterrupted):
             await self.abandon(request.call_id)
-        if step is Next.RUN:
+        if steps[0] is Next.RUN:
             context = CallContext(fact.scope, request.call_id, request.agent, project_id, self._workspace(project_id))
             began = time.monotonic()
             reply = await self._run(fact.scope, spec, request, context)
             ended = await self._ending(request.call_id, spec, reply, (time.monotonic() - began) * 1000)
             await self._end(decider, fact, request.call_id, ended)
-        return step is not Next.NOT_MINE
+        return steps[0] is not Next.NOT_MINE
 
     async def _run(self, run_id: str, spec: ToolSpec, request: run.ToolRequested, context: CallContext) -> ToolReply:
         """The call as a task that the end of its run cancels."""
@@ -176,4 +173,3 @@ class Router:
                 self._teams.pop(next(iter(self._teams)))
             self._teams[run_id] = Team(event.project_id, {node.id: node for node in template.nodes})
         return self._teams[run_id]
-

@@ -172,8 +172,7 @@ def decode_anything(seq: int, subject: str, headers: Mapping[str, str], body: by
     try:
         return decode(seq, subject, headers, body)
     except Exception as error:  # whatever an upcaster or a model raised, it would raise it again
-        tokens = subject.split(".")
-        domain, scope = (tokens[2], tokens[3]) if len(tokens) >= 5 else ("unreadable", "unreadable")
+        _, _, domain, scope, name = (subject.split(".") + ["unreadable"] * 5)[:5]
         aggregate = Aggregate(domain, scope) if is_token(domain) and is_token(scope) else Aggregate("unreadable", "unreadable")
-        event = Unknown(type=headers.get("ce-type", subject), data={}, problem=f"{type(error).__name__}: {error}"[:300])
+        event = Unknown(type=headers.get("ce-type", f"{domain}.{name}"), data={}, problem=f"{type(error).__name__}: {error}"[:300])
         return Fact(seq, headers.get("ce-id", ""), datetime.fromtimestamp(0, UTC), headers.get("ce-source", ""), aggregate, event)

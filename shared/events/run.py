@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import AwareDatetime, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AwareDatetime, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from shared.errors import Verdict
 from shared.events.content import BlobRef, Budgets, MessageRef, Pins, Sampling, Usage
@@ -118,7 +118,7 @@ class ToolRequested(Event):
     call_id: str
     agent: str
     tool: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     arguments_blob: BlobRef | None = None
 
 

@@ -46,7 +46,9 @@ def main() -> int:
         print(f"the storm broke off; seed {seed}, its data is kept in {folder}", file=sys.stderr)
         return 1
     found = report.findings
-    say(f"{found.completed} runs completed, {found.interrupted} of them told of a call that was interrupted; {found.failed} ended otherwise")
+    say(
+        f"{found.completed} runs completed, {found.interrupted} of them told of a call that was interrupted; {found.failed} ended otherwise"
+    )
     for problem in report.problems:
         say(f"WRONG: {problem}")
     if report.is_good:

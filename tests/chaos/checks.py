@@ -81,7 +81,9 @@ def check_effects(found: Findings, run_id: str, kind: str, facts: Sequence[Fact]
         found.wrong(f"run {run_id}: effects were repeated: {twice}")
     unknown = {call.event.call_id for call in _interrupted(facts) if isinstance(call.event, ToolInterrupted | ToolFailed)}
     excused = [
-        str(fact.event.arguments.get("command")) for fact in facts if isinstance(fact.event, ToolRequested) and fact.event.call_id in unknown
+        str(fact.event.arguments.get("command"))
+        for fact in facts
+        if isinstance(fact.event, ToolRequested) and fact.event.call_id in unknown
     ]
     for line in sorted(expected_lines(kind) - set(lines)):
         if not any(f"echo {line} " in command for command in excused):
@@ -99,7 +101,9 @@ def check_shown(found: Findings, shown: Mapping[int, Fact], stored: Sequence[Fac
             found.wrong(f"fact {seq} ({fact.type} of {fact.scope}) was shown to a client and is not in the log as it was")
     for seq in sorted(set(log) - set(shown)):
         found.lost += 1
-        found.wrong(f"fact {seq} ({log[seq].type} of {log[seq].scope}) is in the log and was never shown to a client that followed all of it")
+        found.wrong(
+            f"fact {seq} ({log[seq].type} of {log[seq].scope}) is in the log and was never shown to a client that followed all of it"
+        )
 
 
 async def check_replay(found: Findings, runs: Mapping[str, Sequence[Fact]], blobs: Blobs) -> None:

@@ -76,8 +76,18 @@ KINDS: dict[str, list[dict[str, Any]]] = {
         {"content": "The file is there.", **_SLOWLY},
     ],
     "thinks": [
-        {"content": "A long answer before the first line, word after word.", "tool_calls": [_append("a", 0, 0)], **_SLOWLY, "delay_s": 0.15},
-        {"content": "Another long answer, and the end of it comes late.", "reasoning": "Is this the end of it?", **_SLOWLY, "delay_s": 0.15},
+        {
+            "content": "A long answer before the first line, word after word.",
+            "tool_calls": [_append("a", 0, 0)],
+            **_SLOWLY,
+            "delay_s": 0.15,
+        },
+        {
+            "content": "Another long answer, and the end of it comes late.",
+            "reasoning": "Is this the end of it?",
+            **_SLOWLY,
+            "delay_s": 0.15,
+        },
     ],
 }
 

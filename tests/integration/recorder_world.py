@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from shared.events.content import BlobRef, FileChange, Pins, ToolCall, Usage
 from shared.events.envelope import Event
 from shared.ids import new_id
 from shared.subjects import Aggregate
+from tests.contract.waiting import until
 
 BLOB = BlobRef(sha256="b" * 64, size=300_000, preview="long")
 QUICK = Pauses(first_s=0.01, outage_s=0.05, stuck_s=0.02, standby_s=0.02, lag_s=0.05)
@@ -97,18 +98,6 @@ async def running(recorder: Recorder) -> AsyncIterator[asyncio.Task[None]]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-async def until(true: Callable[[], Any], *, timeout: float = 15.0) -> None:
-    """Wait until `true()`, or what it is awaited to, is true."""
-    async with asyncio.timeout(timeout):
-        while True:
-            found = true()
-            if asyncio.iscoroutine(found):
-                found = await found
-            if found:
-                return
-            await asyncio.sleep(0.01)
 
 
 async def until_recorded(log: EventLog, tables: Tables, *, without: tuple[str, ...] = (), timeout: float = 15.0) -> None:

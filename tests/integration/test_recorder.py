@@ -26,8 +26,9 @@ from shared.ids import new_id
 from shared.runstate import Status, fold
 from shared.testing.memory import MemoryLog
 from tests.conftest import NatsServer
+from tests.contract.waiting import until
 from tests.integration.conftest import PostgresServer
-from tests.integration.recorder_world import a_history, a_run, append, recorder_of, rows, running, submitted, until, until_recorded
+from tests.integration.recorder_world import a_history, a_run, append, recorder_of, rows, running, submitted, until_recorded
 
 
 async def recorded(log: MemoryLog, pool: AsyncConnectionPool, schema: str) -> dict[str, list[str]]:

@@ -72,7 +72,9 @@ async def test_files_that_the_request_names_are_owed(tmp_path: Path) -> None:
     write = Turn(calls=[("write_file", '{"path":"out.txt","content":"1"}')])
     world = await lived(tmp_path, Turn(content="I have written out.txt."), write, Turn(content="Now it is there."), message="Make out.txt.")
     assert isinstance(world.terminal.event, run.RunCompleted)
-    sent_back = [fact.event for fact in world.log.facts if isinstance(fact.event, run.MessageAdded) and fact.event.key.endswith("sent-back")]
+    sent_back = [
+        fact.event for fact in world.log.facts if isinstance(fact.event, run.MessageAdded) and fact.event.key.endswith("sent-back")
+    ]
     assert len(sent_back) == 1
     assert "out.txt is missing" in sent_back[0].content
 
@@ -207,8 +209,6 @@ async def test_a_bug_parks_the_run_and_mended_code_goes_on(tmp_path: Path, monke
     monkeypatch.undo()
     await world.live(engine="1.0+good")
     assert isinstance(world.terminal.event, run.RunCompleted)
-
-
 
 
 async def test_code_that_asks_for_something_else_than_the_log_holds_parks_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,10 @@ def router(gateway: Gateway) -> APIRouter:
 
     @api.post("/api/orchestrator/run-from-template", openapi_extra=example_of(RunFromTemplate))
     async def run_from_template(request: Request, wait: bool = True, idempotency_key: Key = None, traceparent: Trace = None) -> Response:
-        """Create a project from a template and run its team on the message. With `wait=false`: answer at once."""
+        """Create a project from a template and run its team on the message. With `wait=false`: answer at once.
+
+        A caller that leaves while waiting does not stop the run: it goes on, and the same Idempotency-Key finds it again.
+        """
         ask = await body.read(request, RunFromTemplate, limit=limit)
         return await submit(gateway, request, ask, wait, idempotency_key, traceparent)
 

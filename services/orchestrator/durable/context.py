@@ -50,7 +50,7 @@ class Ask:
     adds: tuple[MessageRef, ...]
     extends: Fact | None = None
     tools_seq: int | None = None
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     model: str | None = None
     slot: str | None = None
     response_format: dict[str, Any] | None = None
@@ -321,7 +321,9 @@ class Run:
     def _is_past(self, place: str) -> bool:
         """Whether the log already holds effects at or behind this scope, so that an older release was here."""
         scope = place.rpartition("/")[0]
-        return any(key.startswith(f"{scope}/" if scope else "") and kind != "run.version_chosen" for kind, key in self.world.journal.history.at)
+        return any(
+            key.startswith(f"{scope}/" if scope else "") and kind != "run.version_chosen" for kind, key in self.world.journal.history.at
+        )
 
     def _consumed(self, fact: Fact) -> None:
         scope: Run | None = self
@@ -339,7 +341,9 @@ def _same(fact: Fact, wanted: Event) -> None:
     if isinstance(held, run.LlmRequested) and isinstance(wanted, run.LlmRequested):
         for was, would in zip(held.adds, wanted.adds, strict=False):
             if was.seq == would.seq and was.digest != would.digest:
-                raise NonDeterminism(was.seq, f"fact {was.seq} does not read as the model saw it (digest {would.digest}, recorded {was.digest})")
+                raise NonDeterminism(
+                    was.seq, f"fact {was.seq} does not read as the model saw it (digest {would.digest}, recorded {was.digest})"
+                )
     raise NonDeterminism(fact.seq, f"fact {fact.seq} is {fact.type} {_difference(held, wanted)}")
 
 

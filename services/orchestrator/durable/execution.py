@@ -139,7 +139,8 @@ class Execution:
 
     def _interrupted(self) -> Event:
         history = self.journal.history
-        assert history.interrupted is not None and isinstance(history.interrupted.event, run.Interrupted)
+        assert history.interrupted is not None
+        assert isinstance(history.interrupted.event, run.Interrupted)
         cause = history.interrupted.event
         if cause.cause == "cancel":
             return run.RunCancelled(reason=cause.reason, usage=history.usage(), seen=history.undigested())

@@ -24,7 +24,15 @@ def place_of(event: Event) -> Place | None:
             return "call", event.key
         case run.StepCompleted() | run.StepFailed():
             return "step_end", event.key
-        case run.MessageAdded() | run.ToolsOffered() | run.ModelProfiled() | run.StepStarted() | run.Noted() | run.TimerSet() | run.VersionChosen():
+        case (
+            run.MessageAdded()
+            | run.ToolsOffered()
+            | run.ModelProfiled()
+            | run.StepStarted()
+            | run.Noted()
+            | run.TimerSet()
+            | run.VersionChosen()
+        ):
             return event.TYPE, event.key
         case _:
             return None
@@ -95,7 +103,8 @@ class History:
 
     @property
     def submission(self) -> run.RunSubmitted:
-        assert self.submitted is not None and isinstance(self.submitted.event, run.RunSubmitted)
+        assert self.submitted is not None
+        assert isinstance(self.submitted.event, run.RunSubmitted)
         return self.submitted.event
 
     def requests(self) -> Iterator[run.LlmRequested | run.ToolRequested]:

@@ -116,7 +116,9 @@ def _judge_end(history: History, task: asyncio.Future[Outcome], count: int) -> V
     wanted = ending(history.usage, history.undigested, history.changed_files, task)
     ignore = {"usage", "seen", "files"} if not isinstance(wanted, run.RunCompleted) else {"usage", "seen"}
     if type(wanted) is not type(terminal.event) or wanted.model_dump(exclude=ignore) != terminal.event.model_dump(exclude=ignore):
-        return Verdict(count, terminal.seq, f"the run ended as {terminal.type}, the code now ends in {wanted.TYPE}: {getattr(wanted, 'reason', '')}")
+        return Verdict(
+            count, terminal.seq, f"the run ended as {terminal.type}, the code now ends in {wanted.TYPE}: {getattr(wanted, 'reason', '')}"
+        )
     return Verdict(count)
 
 
