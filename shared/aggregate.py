@@ -10,10 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shared.errors import Conflict
+from shared.errors import Conflict, LogUnavailable
 from shared.eventlog import EventLog
 from shared.events.envelope import Event, Fact
 from shared.subjects import Aggregate
+
+PAUSE_S = 0.25
 
 Decision = Callable[[Sequence[Fact]], Sequence[Event]]
 
@@ -26,6 +28,7 @@ class Decider:
     aggregate: Aggregate
     facts: list[Fact] = field(default_factory=list[Fact])
     _loaded: bool = False
+    _is_behind: bool = False
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def decide(self, decision: Decision, *, cause: Fact | None = None) -> list[Fact]:
@@ -40,6 +43,7 @@ class Decider:
                 try:
                     stored = await self.log.append(self.aggregate, events, after=self._seq, cause=cause)
                 except Conflict:
+                    self._is_behind = True
                     await self._refresh()
                     continue
                 self.facts += stored
@@ -50,8 +54,13 @@ class Decider:
         return self.facts[-1].seq if self.facts else 0
 
     async def _refresh(self) -> None:
-        self.facts += await self.log.read(self.aggregate.filter, after=self._seq)
-        self._loaded = True
+        while not self._loaded or self._is_behind:
+            try:
+                self.facts += await self.log.read(self.aggregate.filter, after=self._seq)
+            except LogUnavailable:  # appends wait for the log, so a decision does too
+                await asyncio.sleep(PAUSE_S)
+                continue
+            self._loaded, self._is_behind = True, False
 
 
 @dataclass

@@ -64,7 +64,7 @@ class NatsBlobs:
         # The message id makes the same chunk of a second writer a duplicate that is not stored.
         headers = {"Nats-Msg-Id": f"{ref.sha256}-{place}"}
         try:
-            reply = await self.bus.client.request(subjects.blob(ref.sha256), chunk, timeout=5.0, headers=headers)
+            reply = await self.bus.ask(subjects.blob(ref.sha256), chunk, headers=headers)
         except (TimeoutError, nats.errors.Error) as error:
             raise LogUnavailable(f"the blob store did not take {ref.sha256[:12]}") from error
         answer = orjson.loads(reply.data)
@@ -77,7 +77,7 @@ class NatsBlobs:
         while size < ref.size or not parts:
             ask = {"seq": seq, "next_by_subj": subjects.blob(ref.sha256)}
             try:
-                message = await self.bus.client.request(f"$JS.API.DIRECT.GET.{subjects.BLOB_STREAM}", orjson.dumps(ask), timeout=5.0)
+                message = await self.bus.ask(f"$JS.API.DIRECT.GET.{subjects.BLOB_STREAM}", orjson.dumps(ask))
             except (TimeoutError, nats.errors.Error) as error:
                 raise LogUnavailable(f"the blob store did not answer for {ref.sha256[:12]}") from error
             headers = message.headers or {}

@@ -7,13 +7,14 @@ The client's reconnect settings live here once. A publish that timed out may sti
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import nats.errors
 import orjson
 import structlog
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from shared.errors import Fault, LogUnavailable, Verdict
 
@@ -39,24 +40,45 @@ class JetStreamError(Fault):
         return int(self.details.get("err_code", 0))
 
 
+class ConnectionLost(nats.errors.Error):
+    """The connection broke while an answer was waited for: what was asked may or may not have arrived."""
+
+
+@dataclass(slots=True)
+class Link:
+    """What became of the connection. Who waits for an answer learns at once that it will not come.
+
+    An answer that was on its way when the server died is lost for good; without this its caller would
+    wait out a time bound that is meant for slow work.
+    """
+
+    reconnects: int = 0
+    waiting: set[asyncio.Future[Any]] = field(default_factory=set[asyncio.Future[Any]])
+
+    def lost(self) -> None:
+        for future in self.waiting:
+            if not future.done():
+                future.set_exception(ConnectionLost("the connection to NATS was lost"))
+        self.waiting.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class Bus:
     """One connection of one process."""
 
     client: Client
     name: str
+    link: Link = field(default_factory=Link)
 
     async def api(self, subject: str, payload: dict[str, Any] | None = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
-        """The answer of a `$JS.API` request.
+        """The answer of a `$JS.API` request that may be made twice.
 
         Raises:
             JetStreamError: the server refused it.
             LogUnavailable: no answer within `timeout_s`.
         """
         try:
-            reply = await self.client.request(
-                f"$JS.API.{subject}", orjson.dumps(payload) if payload is not None else b"", timeout=timeout_s
-            )
+            reply = await self.ask(f"$JS.API.{subject}", orjson.dumps(payload) if payload is not None else b"", timeout_s=timeout_s)
         except (TimeoutError, nats.errors.Error) as error:
             raise LogUnavailable(f"the event log did not answer {subject!r}: {error!r}") from error
         answer = cast(dict[str, Any], orjson.loads(reply.data))
@@ -65,17 +87,36 @@ class Bus:
             raise JetStreamError(f"{subject}: {problem.get('description')}", **problem)
         return answer
 
+    async def ask(self, subject: str, body: bytes, *, timeout_s: float = 5.0, headers: dict[str, str] | None = None) -> Msg:
+        """The answer to a request that may be made twice: one that was lost with the connection is made again.
+
+        Raises:
+            TimeoutError, nats.errors.Error: no answer within `timeout_s`.
+        """
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    return await self.client.request(subject, body, timeout=timeout_s, headers=headers)
+                except ConnectionLost:
+                    continue  # the client keeps the next one until it is connected again
+
     async def close(self) -> None:
         if not self.client.is_closed:
             await self.client.close()
 
 
 class _Client(Client):
-    """nats-py's client with a header parser that costs a fifth: facts carry a dozen headers each.
+    """nats-py's client with a header parser that costs a fifth, and requests that end with their connection.
 
-    The stock one tests every character of every name for white space, which took two thirds of the
-    time to read the log. Names here are all our own and the server's.
+    Facts carry a dozen headers each. The stock parser tests every character of every name for white space,
+    which took two thirds of the time to read the log. Names here are all our own and the server's.
     """
+
+    def lose_requests(self) -> None:
+        """Tell those who wait that no answer will come: the stock client lets them run into their timeouts."""
+        for answer in list(self._resp_map.values()):
+            if not answer.done():
+                answer.set_exception(ConnectionLost("the connection to NATS was lost"))
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
@@ -101,11 +142,14 @@ async def connect(url: str, name: str, *, timeout_s: float = 30.0) -> Bus:
     async def on_disconnect() -> None:
         if not client.is_closed:  # closing on purpose is no news
             log.warning("bus_disconnected", url=url)
+        link.lost()
+        client.lose_requests()
 
     async def on_reconnect() -> None:
         log.info("bus_reconnected", url=url)
+        link.reconnects += 1
 
-    client = _Client()
+    client, link = _Client(), Link()
     try:
         await asyncio.wait_for(
             client.connect(
@@ -128,4 +172,4 @@ async def connect(url: str, name: str, *, timeout_s: float = 30.0) -> Bus:
     if (version.major, version.minor) < MINIMUM_SERVER:
         await client.close()
         raise WrongServer(f"nats-server {version} at {url} is too old: 2.12 or newer is needed")
-    return Bus(client, name)
+    return Bus(client, name, link)

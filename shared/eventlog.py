@@ -25,7 +25,7 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
 from shared import subjects
-from shared.bus import Bus, JetStreamError
+from shared.bus import Bus, ConnectionLost, JetStreamError
 from shared.clock import Clock, SystemClock
 from shared.errors import BadInput, Conflict, LogUnavailable, NotFound
 from shared.events.envelope import Event, Fact, body_of, decode, decode_anything, headers_of, subject_of
@@ -288,7 +288,10 @@ class NatsEventLog:
         facts: list[Fact] = []
         start = after + 1
         while True:
-            page, start, pending = await self._page(subject_filter, start)
+            try:
+                page, start, pending = await self._page(subject_filter, start)
+            except ConnectionLost:
+                continue  # this page again, as soon as the server is back
             facts += page
             if not pending:
                 return facts
@@ -299,6 +302,7 @@ class NatsEventLog:
         inbox = client.new_inbox()
         page: list[Fact] = []
         ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.bus.link.waiting.add(ended)
 
         async def take(message: Msg) -> None:
             headers = message.headers or {}
@@ -317,9 +321,12 @@ class NatsEventLog:
             ask = orjson.dumps({"batch": size, "seq": start, "next_by_subj": subject_filter})
             await client.publish(f"$JS.API.DIRECT.GET.{subjects.STREAM}", ask, reply=inbox)
             more = await asyncio.wait_for(ended, 10.0)
+        except ConnectionLost:
+            raise
         except (TimeoutError, nats.errors.Error) as error:
             raise LogUnavailable(f"the event log did not answer a read of {subject_filter!r}") from error
         finally:
+            self.bus.link.waiting.discard(ended)
             with suppress(nats.errors.Error):
                 await subscription.unsubscribe()
         return page, (page[-1].seq + 1 if page else start), more
@@ -366,7 +373,7 @@ class NatsEventLog:
             self._cache.move_to_end(seq)
             return self._cache[seq]
         try:
-            message = await self.bus.client.request(f"$JS.API.DIRECT.GET.{subjects.STREAM}", orjson.dumps({"seq": seq}), timeout=5.0)
+            message = await self.bus.ask(f"$JS.API.DIRECT.GET.{subjects.STREAM}", orjson.dumps({"seq": seq}))
         except (TimeoutError, nats.errors.Error) as error:
             raise LogUnavailable(f"the event log did not answer a read of fact {seq}") from error
         headers = message.headers or {}

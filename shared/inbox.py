@@ -141,9 +141,12 @@ class NatsInbox:
         loop = asyncio.get_running_loop()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.STREAM}.{self.durable}"
         ask = orjson.dumps({"batch": PULL_SIZE, "expires": int(PULL_EXPIRES_S * 1e9), "idle_heartbeat": int(PULL_HEARTBEAT_S * 1e9)})
+        connection = self.bus.link.reconnects
         while True:
             silent = loop.time() - self._heard_at > PULL_HEARTBEAT_S * 2.5
-            if self._wanted < PULL_SIZE // 4 or silent:
+            forgotten = connection != self.bus.link.reconnects  # a server that restarted knows of no pull request
+            if self._wanted < PULL_SIZE // 4 or silent or forgotten:
+                connection = self.bus.link.reconnects
                 self._heard_at = loop.time()
                 self._wanted = PULL_SIZE
                 with suppress(nats.errors.Error):

@@ -18,8 +18,8 @@ from nats.micro.request import Request
 from nats.micro.service import Service
 
 from shared import subjects
-from shared.bus import Bus
-from shared.errors import BadInput, Fault, RemoteFault, ServiceUnavailable
+from shared.bus import Bus, ConnectionLost
+from shared.errors import BadInput, Fault, RemoteFault, ServiceUnavailable, Verdict
 
 logger = structlog.get_logger()
 
@@ -84,15 +84,32 @@ async def call_patiently(bus: Bus, service: str, verb: str, request: Mapping[str
             pause = min(pause * 2, 1.0)
 
 
+class NobodyListens(ServiceUnavailable):
+    """No copy of the service is connected: nothing was handed over, and asking again is safe."""
+
+    code = "rpc.nobody_listens"
+
+
+class AnswerLost(ServiceUnavailable):
+    """The connection broke while the service worked: what was asked may have been done."""
+
+    code = "rpc.answer_lost"
+    verdict = Verdict.UNKNOWN
+
+
 async def call(bus: Bus, service: str, verb: str, request: Mapping[str, Any] | None = None, *, timeout_s: float = 5.0) -> Any:
     """The answer of a service.
 
     Raises:
-        ServiceUnavailable: nobody answered in time.
+        ServiceUnavailable: nobody answered in time; `NobodyListens` and `AnswerLost` when that is known sooner.
         RemoteFault: the service refused; `code` is its own.
     """
     try:
         reply = await bus.client.request(subjects.rpc(service, verb), orjson.dumps(dict(request or {})), timeout=timeout_s)
+    except nats.errors.NoRespondersError as error:
+        raise NobodyListens(f"the {service} service is not there", service=service) from error
+    except ConnectionLost as error:
+        raise AnswerLost(f"the connection to the {service} service was lost during {verb!r}", service=service) from error
     except (TimeoutError, nats.errors.Error) as error:
         raise ServiceUnavailable(f"the {service} service did not answer {verb!r} in {timeout_s:g} s", service=service) from error
     if reply.headers and "Nats-Service-Error-Code" in reply.headers:

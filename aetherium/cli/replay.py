@@ -90,7 +90,7 @@ def as_text(state: RunState, facts: list[Fact]) -> str:
     for name in RunState.__dataclass_fields__:
         value = getattr(state, name)
         if value and name not in ("run_id", "seq", "steps", "usage"):
-            lines.append(f"  {name:<17}{', '.join(value) if isinstance(value, tuple) else value}")
+            lines.append(f"  {name:<17}{', '.join(state.files) if name == 'files' else value}")
     lines.append(f"  {'tokens':<17}{state.usage.prompt_tokens} read, {state.usage.completion_tokens} written")
     for step in state.steps.values():
         lines.append(f"  {'step':<17}{step.key} ({step.agent}) {step.status}{f': {step.reason}' if step.reason else ''}")

@@ -18,6 +18,7 @@ LONG_TEXT = "long-text"
 COMMAND = "command-line"
 
 _FENCE = re.compile(r"```[\w+.-]*[ \t]*\n?")
+_FENCE_END = re.compile(r"(?:^|\n)```")
 _SHORT: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": 160}
 
 
@@ -137,5 +138,5 @@ def fenced_text(reply: str) -> str:
     """The content of the first fenced block, or of the whole reply where there is none; ends with a newline."""
     opening = _FENCE.search(reply)
     body = reply[opening.end() :] if opening else reply.strip("\n")
-    body = body.split("\n```", 1)[0].rstrip()
+    body = _FENCE_END.split(body, maxsplit=1)[0].rstrip()
     return f"{body}\n" if body.strip() else ""

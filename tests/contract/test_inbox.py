@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from shared import subjects
-from shared.bus import Bus, connect
+from shared.bus import Bus, JetStreamError, connect
 from shared.eventlog import EventLog, NatsEventLog, ensure_streams
 from shared.events.run import StepStarted
 from shared.ids import new_id
@@ -224,7 +224,10 @@ async def consuming(world: World, processes: int) -> None:
     bus = world.bus
 
     async def asked() -> bool:
-        info = await bus.api(f"CONSUMER.INFO.{subjects.STREAM}.{world.durable}")
+        try:
+            info = await bus.api(f"CONSUMER.INFO.{subjects.STREAM}.{world.durable}")
+        except JetStreamError:  # the first of them has not made it yet
+            return False
         return info["num_waiting"] == processes
 
     await until(asked)

@@ -218,7 +218,8 @@ async def test_code_that_asks_for_something_else_than_the_log_holds_parks_the_ru
     await world.live()
     world.reopen()
     renamed = template(nodes=(node(system_prompt="Another prompt."),))
-    world.blobs.content[world.log.facts[0].event.template.sha256] = renamed.as_bytes()  # type: ignore[union-attr]
+    submitted = world.log.facts[0].event
+    world.log = world.log.with_body(1, submitted.model_copy(update={"template": await world.blobs.put(renamed.as_bytes())}))
     await world.live(until=run.RunParked)
     (parked,) = [fact.event for fact in world.log.facts if isinstance(fact.event, run.RunParked)]
     assert "message_added" in parked.reason

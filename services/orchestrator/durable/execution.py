@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -116,20 +115,25 @@ class Execution:
 
     async def _interruption(self) -> run.Interrupted:
         """Waits for a cancel signal or the deadline."""
-        history, deadline = self.journal.history, self._deadline()
-        while True:
-            if history.cancel is not None:
-                return run.Interrupted(cause="cancel", reason=getattr(history.cancel.event, "reason", "") or "cancelled on request")
-            self.journal.changed.clear()
-            left = (deadline - self.clock.now()).total_seconds() if deadline else None
-            if left is not None and left <= 0:
-                return run.Interrupted(cause="deadline", reason=f"the run's wall time of {history.submission.budgets.wall_s:g} s is spent")
-            signal = asyncio.create_task(self.journal.changed.wait())
-            timer = asyncio.create_task(self.clock.sleep(left) if left is not None else asyncio.Event().wait())
-            try:
-                await asyncio.wait({signal, timer}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                await _stop(signal, timer)
+        history = self.journal.history
+        cancelled = asyncio.create_task(self.journal.cancelled.wait())
+        late = asyncio.create_task(self._deadline_passed())
+        try:
+            if history.cancel is None:
+                await asyncio.wait({cancelled, late}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _stop(cancelled, late)
+        if history.cancel is not None:
+            return run.Interrupted(cause="cancel", reason=getattr(history.cancel.event, "reason", "") or "cancelled on request")
+        return run.Interrupted(cause="deadline", reason=f"the run's wall time of {history.submission.budgets.wall_s:g} s is spent")
+
+    async def _deadline_passed(self) -> None:
+        """Returns when the run's wall time is spent; never, when it has no bound."""
+        deadline = self._deadline()
+        if deadline is None:
+            await asyncio.get_running_loop().create_future()
+        while deadline is not None and (left := (deadline - self.clock.now()).total_seconds()) > 0:
+            await self.clock.sleep(left)
 
     def _deadline(self) -> datetime | None:
         history = self.journal.history
@@ -165,8 +169,7 @@ def ending(usage: Callable[[], Any], seen: Callable[[], Any], files: Callable[[]
 
 
 async def _stop(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait for their ends. Gathered: being cancelled meanwhile must reach the caller, whose own end it is."""
     for task in tasks:
         task.cancel()
-    for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await task
+    await asyncio.gather(*tasks, return_exceptions=True)

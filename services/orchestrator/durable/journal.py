@@ -26,7 +26,7 @@ class Journal:
     log: EventLog
     history: History
     fenced: asyncio.Event = field(default_factory=asyncio.Event)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # somebody asked for the run to be stopped
     _pending: list[Pending] = field(default_factory=list[Pending])
     _writer: asyncio.Task[None] | None = None
     _waiting: dict[str, asyncio.Future[Fact]] = field(default_factory=dict[str, "asyncio.Future[Fact]"])
@@ -75,7 +75,8 @@ class Journal:
         """Take in a fact that another service wrote."""
         if not self.history.add(fact):
             return
-        self.changed.set()
+        if self.history.cancel is not None:
+            self.cancelled.set()
         call_id = getattr(fact.event, "call_id", None)
         if call_id in self.history.answers and call_id in self._waiting:
             self._waiting.pop(call_id).set_result(self.history.answers[call_id])
