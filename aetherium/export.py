@@ -12,6 +12,7 @@ from typing import Any, cast
 import nats.errors
 import orjson
 
+from aetherium.prefix import the_one
 from shared import subjects
 from shared.blobs import NatsBlobs
 from shared.bus import Bus
@@ -95,15 +96,3 @@ async def find(log: NatsEventLog, prefix: str) -> str:
         raise NotFound(f"no run {prefix!r}: see 'aetherium runs'")
     ids = [fact.scope for fact in await log.read(subjects.every(RunSubmitted.TYPE)) if fact.scope.startswith(prefix)]
     return the_one(ids, prefix)
-
-
-def the_one(ids: list[str], prefix: str) -> str:
-    if prefix in ids:
-        return prefix
-    match ids:
-        case []:
-            raise NotFound(f"no run begins with {prefix!r}: see 'aetherium runs'")
-        case [only]:
-            return only
-        case _:
-            raise BadInput(f"{len(ids)} runs begin with {prefix!r}: give more of it ({', '.join(ids[:3])}…)", field="RUN")

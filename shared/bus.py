@@ -114,7 +114,8 @@ class _Client(Client):
 
     def lose_requests(self) -> None:
         """Tell those who wait that no answer will come: the stock client lets them run into their timeouts."""
-        for answer in list(self._resp_map.values()):
+        waiting: dict[str, asyncio.Future[Any]] = self._resp_map  # pyright: ignore[reportUnknownMemberType]
+        for answer in list(waiting.values()):
             if not answer.done():
                 answer.set_exception(ConnectionLost("the connection to NATS was lost"))
 

@@ -11,8 +11,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from aetherium import export
-from aetherium.cli.gateway import RunId, event_log, finish, gateway, resolve
+from aetherium.cli.gateway import RunId, finish, gateway, resolve
 from aetherium.cli.options import DataDir, Json
 from aetherium.client import Delta, Reset
 from shared.events.envelope import Fact
@@ -72,6 +71,9 @@ def export_run(run_id: RunId, out: Out, data_dir: DataDir = None, as_json: Json 
 
 
 async def _export(prefix: str, out: Path, data_dir: Path | None) -> tuple[str, int]:
+    from aetherium import export  # `tail` needs neither
+    from aetherium.cli.log import event_log
+
     async with event_log(data_dir) as log:
         run_id = await export.find(log, prefix)
         count = 0

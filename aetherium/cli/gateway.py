@@ -1,4 +1,4 @@
-"""How verbs reach a running engine: its gateway over HTTP, or its log."""
+"""How verbs reach a running engine through its gateway."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ import typer
 
 from aetherium.cli.options import settings_with
 from aetherium.client import GatewayClient, address
-from aetherium.export import the_one
-from aetherium.launcher import state
-from shared import telemetry
-from shared.bus import connect
-from shared.config import TelemetrySettings
-from shared.eventlog import NatsEventLog
+from aetherium.prefix import the_one
 
 INTERRUPTED = 130
 T = TypeVar("T")
@@ -39,24 +34,6 @@ async def gateway(data_dir: Path | None) -> AsyncGenerator[GatewayClient, None]:
     token = settings.gateway.token
     async with GatewayClient(address(settings), token.get_secret_value() if token else None) as client:
         yield client
-
-
-def nats_url(data_dir: Path | None) -> str:
-    settings = settings_with(data_dir)
-    engine = state.find(settings.data_dir)
-    if engine is not None and "nats" in engine.urls:
-        return engine.urls["nats"]
-    return settings.nats.url or "nats://127.0.0.1:4222"
-
-
-@asynccontextmanager
-async def event_log(data_dir: Path | None) -> AsyncGenerator[NatsEventLog, None]:
-    telemetry.set_up(TelemetrySettings(log_level="error"), "cli")  # what a verb prints is its answer, not a log
-    bus = await connect(nats_url(data_dir), "cli", timeout_s=5.0)
-    try:
-        yield NatsEventLog(bus, "cli")
-    finally:
-        await bus.close()
 
 
 async def resolve(client: GatewayClient, prefix: str) -> str:

@@ -12,7 +12,8 @@ import orjson
 import typer
 
 from aetherium import export
-from aetherium.cli.gateway import event_log, finish, nats_url
+from aetherium.cli.gateway import finish
+from aetherium.cli.log import event_log, nats_url
 from aetherium.cli.options import DataDir, Json
 from aetherium.launcher.stack import base_environ
 from shared import subjects

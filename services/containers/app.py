@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from services.containers.local import LocalRuntime
-from services.containers.runtime import ContainerRuntime
+from services.containers.runtime import ContainerRuntime, ExecResult
 from shared import process, rpc
-from shared.errors import BadInput
+from shared.errors import BadInput, NotFound
 from shared.process import Process
 
 
@@ -23,8 +23,13 @@ def verbs(runtime: ContainerRuntime, workspaces: Path) -> dict[str, rpc.Verb]:
             raise BadInput(f"exec needs project_id, exec_id, command, timeout_s and workspace: {error!r}", field="exec") from error
         if workspace != workspaces / str(project_id):
             raise BadInput(f"{str(workspace)!r} is not the workspace of project {project_id}", field="workspace")
-        result = await runtime.exec(project_id, exec_id, command, timeout_s, workspace)
-        return {"exit_code": result.exit_code, "output": result.output, "timed_out": result.timed_out, "cut": result.cut}
+        return told(await runtime.exec(project_id, exec_id, command, timeout_s, workspace))
+
+    async def result(ask: dict[str, Any]) -> dict[str, Any]:
+        found = await runtime.result(str(ask.get("exec_id", "")))
+        if found is None:
+            raise NotFound("no such command was started here", field="exec_id")
+        return told(found)
 
     async def kill(ask: dict[str, Any]) -> dict[str, Any]:
         return {"killed": await runtime.kill(str(ask.get("exec_id", "")))}
@@ -33,7 +38,11 @@ def verbs(runtime: ContainerRuntime, workspaces: Path) -> dict[str, rpc.Verb]:
         state = await runtime.describe(int(ask.get("project_id", 0)))
         return {"runtime": state.runtime, "state": state.state, "running": list(state.running), "warning": state.warning}
 
-    return {"exec": execute, "kill": kill, "describe": describe}
+    return {"exec": execute, "result": result, "kill": kill, "describe": describe}
+
+
+def told(result: ExecResult) -> dict[str, Any]:
+    return {"exit_code": result.exit_code, "output": result.output, "timed_out": result.timed_out, "cut": result.cut}
 
 
 async def main(own: Process) -> None:

@@ -85,7 +85,13 @@ class LocalRuntime:
     async def exec(self, project_id: int, exec_id: str, command: str, timeout_s: float, workspace: Path) -> ExecResult:
         if (known := self._results.get(exec_id)) is not None:
             return known
-        running = self._running.get(exec_id) or self._start(project_id, exec_id, command, timeout_s, workspace)
+        return await self._join(self._running.get(exec_id) or self._start(project_id, exec_id, command, timeout_s, workspace))
+
+    async def result(self, exec_id: str) -> ExecResult | None:
+        running = self._running.get(exec_id)
+        return await self._join(running) if running is not None else self._results.get(exec_id)
+
+    async def _join(self, running: _Running) -> ExecResult:
         running.waiting += 1
         try:
             return await asyncio.shield(running.task)

@@ -89,6 +89,10 @@ class ContainerRuntime(Protocol):
         """
         ...
 
+    async def result(self, exec_id: str) -> ExecResult | None:
+        """How a command that was started earlier ends or ended; None when nobody here knows it. Starts nothing."""
+        ...
+
     async def kill(self, exec_id: str) -> bool:
         """End a command; False when it does not run."""
         ...

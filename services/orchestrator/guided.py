@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from services.orchestrator import actions, guidance
 from services.orchestrator.actions import Action, Tool
+from services.orchestrator.agent import Agent
 from services.orchestrator.durable.context import Run
 from services.orchestrator.durable.faults import EmptyResponse, TurnsExhausted
 from services.orchestrator.guidance import Progress
-from services.orchestrator.loop import Agent
 from shared.events.content import ToolCall
 from shared.events.envelope import Fact
 from shared.events.llm import LlmCompleted
@@ -74,6 +74,13 @@ async def react(run: Run, guide: Guide, *, turns: int) -> str:
             await _act(here, guide, action)
     still = f" Still missing: {', '.join(guide.progress.missing)}." if guide.progress.missing else ""
     raise TurnsExhausted(f"{agent.node.name} used all its {turns} turns without a final answer.{still}", turns=turns)
+
+
+async def one_action(run: Run, guide: Guide) -> None:
+    """A single guided turn inside a native conversation."""
+    action = await _choose(run, guide)
+    if action is not None and action.reply is None:
+        await _act(run, guide, action)
 
 
 async def _choose(run: Run, guide: Guide) -> Action | None:

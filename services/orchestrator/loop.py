@@ -7,64 +7,19 @@ holds them to the work is here, bounded and journaled: each is a message that na
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from services.orchestrator import loopguard, owed, workspace_view
-from services.orchestrator.conversation import Conversation
-from services.orchestrator.durable.context import Offer, Run
+from services.orchestrator import actions, guided, loopguard, owed
+from services.orchestrator.agent import Agent
+from services.orchestrator.durable.context import Run
 from services.orchestrator.durable.faults import EmptyResponse, LoopDetected, TurnsExhausted
-from services.orchestrator.loopguard import Advice, Repeats
-from services.orchestrator.workspace_view import WorkspaceView
+from services.orchestrator.loopguard import Advice
 from shared.events.content import ToolCall
 from shared.events.envelope import Fact
 from shared.events.llm import LlmCompleted
-from shared.events.tool import ToolCompleted
-from shared.ids import place_id
-from shared.template import Node
 from shared.transcript import message_of
 
 MAX_SEND_BACKS = 4  # how often an answer without calls is sent back in a row
 MAX_EMPTY = 2
-
-
-@dataclass
-class Agent:
-    """One agent at work: its conversation and what it knows of the workspace."""
-
-    node: Node
-    offer: Offer
-    talk: Conversation
-    view: WorkspaceView = field(default_factory=WorkspaceView)
-    owes: tuple[str, ...] = ()
-    repeats: Repeats = field(default_factory=Repeats)
-    turn: int = 0
-    sent_back: int = 0
-    empty: int = 0
-
-    def missing(self) -> tuple[str, ...]:
-        return owed.missing(self.owes, self.view.filled)
-
-
-async def begin(run: Run, node: Node, offer: Offer, system: str, task: str) -> Agent:
-    """Open an agent's conversation: system prompt, then the task with the files that are there."""
-    agent = Agent(node, offer, Conversation(node, offer))
-    agent.view = await _look(run, node, offer)
-    if run.template.features.hold_to_request:
-        agent.owes = owed.owed_by(task, node.required_output, agent.view.files)
-    await agent.talk.say(run, "system", "system", system)
-    listing = f"\n\n{workspace_view.as_text(agent.view)}" if "list_files" in offer.names else ""
-    await agent.talk.say(run, "task", "user", f"{task}{listing}")
-    return agent
-
-
-async def _look(run: Run, node: Node, offer: Offer) -> WorkspaceView:
-    """What the workspace holds at the start, by an ordinary tool call of the engine's own."""
-    if "list_files" not in offer.names:
-        return WorkspaceView()
-    call = ToolCall(call_id=place_id("call", run.run_id, run.path, "look"), name="list_files", arguments={}, source="engine")
-    fact = await run.tool("look", node.id, call)
-    ok = isinstance(fact.event, ToolCompleted) and not fact.event.is_error
-    return workspace_view.of_listing(str(message_of(fact)["content"])) if ok else WorkspaceView()
 
 
 async def react(run: Run, agent: Agent, *, turns: int) -> str:
@@ -87,7 +42,7 @@ async def react(run: Run, agent: Agent, *, turns: int) -> str:
             await _nothing_said(here, agent, said)
         elif (problem := _not_done(agent)) and agent.sent_back < MAX_SEND_BACKS:
             agent.sent_back += 1
-            await agent.talk.say(here, "sent-back", "user", problem)
+            await _send_back(here, agent, problem)
         else:
             return said.content
     still = f" Still missing: {owed.and_list(agent.missing())}." if agent.missing() else ""
@@ -103,6 +58,19 @@ def _not_done(agent: Agent) -> str | None:
             f"Call a tool now to create {'it' if len(missing) == 1 else 'them'}."
         )
     return None
+
+
+async def _send_back(run: Run, agent: Agent, problem: str) -> None:
+    """Say what is missing; the first time the next action is asked for under the schema of what may be done.
+
+    A model that announces what it will do, or writes calls that nobody can read, so makes one that can.
+    """
+    if not (run.template.features.reask and agent.sent_back == 1 and agent.offer.tools):
+        await agent.talk.say(run, "sent-back", "user", problem)
+        return
+    guide = guided.begin(agent, agent.task)
+    await agent.talk.say(run, "sent-back", "user", f"{problem}\n{actions.introduction(guide.tools)}")
+    await guided.one_action(run.at("reask"), guide)
 
 
 async def _nothing_said(run: Run, agent: Agent, said: LlmCompleted) -> None:

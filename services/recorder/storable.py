@@ -1,4 +1,4 @@
-"""Values made fit for PostgreSQL. Pure.
+"""Values made fit for PostgreSQL.
 
 Outside text is cleaned before it enters the log (`shared.text`), so nothing should need mending here; but a
 read model must not stop for a value that a stranger, or an older engine, put into the log.

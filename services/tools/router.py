@@ -18,16 +18,17 @@ from services.tools.servers.invoke import ToolReply, invoke
 from shared import subjects, telemetry
 from shared.aggregate import Decider, Deciders
 from shared.blobs import Blobs
-from shared.errors import NotFound
+from shared.errors import LogUnavailable, NotFound
 from shared.eventlog import EventLog
 from shared.events import run
-from shared.events.content import FileChange
+from shared.events.content import BlobRef, FileChange
 from shared.events.envelope import Event, Fact
 from shared.events.tool import ToolCompleted, ToolDenied, ToolFailed, ToolInterrupted
 from shared.inbox import Delivery
 from shared.subjects import Aggregate
 from shared.template import Node, parse_template
 
+STORE_PAUSE_S = 0.25
 MAX_BEFORE_IMAGE = 4 * 1024 * 1024
 REMEMBERED_RUNS = 256
 RUN_ENDS = tuple(subjects.every(event.TYPE) for event in (run.Interrupted, *run.TERMINAL))
@@ -154,8 +155,16 @@ class Router:
     async def _file_change(self, change: Change) -> FileChange:
         """A change with its before-image as a blob, by which a failed step is restored."""
         before = change.before
-        kept = await self.blobs.put(before) if before is not None and len(before) <= MAX_BEFORE_IMAGE else None
+        kept = await self._kept(before) if before is not None and len(before) <= MAX_BEFORE_IMAGE else None
         return FileChange(path=change.path, before_sha256=change.before_sha256, after_sha256=change.after_sha256, before=kept)
+
+    async def _kept(self, content: bytes) -> BlobRef:
+        """The tool has run: what it did is told however long the store is away, as appends wait for the log."""
+        while True:
+            try:
+                return await self.blobs.put(content)
+            except LogUnavailable:
+                await asyncio.sleep(STORE_PAUSE_S)
 
     def _workspace(self, project_id: int) -> Path:
         folder = self.workspaces / str(project_id)

@@ -18,6 +18,7 @@ from shared.events.content import Budgets
 from shared.events.llm import LlmRetried
 from shared.events.tool import ToolDenied
 from shared.subjects import Aggregate
+from shared.template import Features
 from tests.support import world as worlds
 from tests.support.world import RUN, Turn, World, node, template
 
@@ -70,13 +71,29 @@ async def test_an_empty_answer_is_asked_again_and_then_fails_the_run(tmp_path: P
 
 async def test_files_that_the_request_names_are_owed(tmp_path: Path) -> None:
     write = Turn(calls=[("write_file", '{"path":"out.txt","content":"1"}')])
-    world = await lived(tmp_path, Turn(content="I have written out.txt."), write, Turn(content="Now it is there."), message="Make out.txt.")
+    said = Turn(content="I have written out.txt.")
+    plain = template(features=Features(reask=False))
+    world = await lived(tmp_path, said, write, Turn(content="Now it is there."), message="Make out.txt.", template=plain)
     assert isinstance(world.terminal.event, run.RunCompleted)
     sent_back = [
         fact.event for fact in world.log.facts if isinstance(fact.event, run.MessageAdded) and fact.event.key.endswith("sent-back")
     ]
     assert len(sent_back) == 1
     assert "out.txt is missing" in sent_back[0].content
+
+
+async def test_a_turn_that_calls_nothing_though_a_call_is_due_is_asked_once_under_a_schema(tmp_path: Path) -> None:
+    turns = [
+        Turn(content="I will now write out.txt."),
+        Turn(content='{"tool":"write_file","path":"out.txt"}'),
+        Turn(content="```\n1\n```"),
+        Turn(content="It is written."),
+    ]
+    world = await lived(tmp_path, *turns, message="Make out.txt.")
+    assert isinstance(world.terminal.event, run.RunCompleted)
+    asked = [bool(call.response_format) for call in world.backends[0].calls]
+    assert asked == [False, True, False, False]
+    assert (tmp_path / "ws/1/out.txt").read_text() == "1\n"
 
 
 async def test_single_gate_gives_two_repairs_and_then_fails(tmp_path: Path) -> None:

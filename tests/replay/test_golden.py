@@ -26,7 +26,7 @@ def test_every_event_type_has_a_sample_of_each_version(event_type: str) -> None:
 
 
 def test_every_sample_is_of_a_type_that_still_exists() -> None:
-    assert {path.name.partition(".v")[0] for path in FILES} <= set(engine_types()), "a type was removed or renamed: stored logs hold it"
+    assert {path.name.rpartition(".v")[0] for path in FILES} <= set(engine_types()), "a type was removed or renamed: stored logs hold it"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from services.orchestrator import agent as agents
 from services.orchestrator import guided, loop, owed, prompts
 from services.orchestrator.durable.context import Run
 from services.orchestrator.durable.execution import Outcome
@@ -26,7 +27,7 @@ async def single(run: Run) -> Outcome:
     offer = await here.offer_tools("tools", node)
     by_action = await _is_guided(here, node)
     system = prompts.guided_system(node, offer) if by_action else prompts.system(node)
-    agent = await loop.begin(here, node, offer, system, run.submission.message)
+    agent = await agents.begin(here, node, offer, system, run.submission.message)
     react = _guided(guided.begin(agent, run.submission.message)) if by_action else _native(agent)
     try:
         reply = await react(here, run.template.circuit_breaker.max_turns_per_agent)
@@ -43,7 +44,7 @@ async def _is_guided(run: Run, node: Node) -> bool:
     return wanted == "always" if wanted != "auto" else (await run.profile("model", node)).guided
 
 
-def _native(agent: loop.Agent) -> React:
+def _native(agent: agents.Agent) -> React:
     async def react(run: Run, turns: int) -> str:
         return await loop.react(run, agent, turns=turns)
 
@@ -57,7 +58,7 @@ def _guided(guide: guided.Guide) -> React:
     return react
 
 
-async def _hold_to_owed_outputs(run: Run, agent: loop.Agent, reply: str, react: React) -> str:
+async def _hold_to_owed_outputs(run: Run, agent: agents.Agent, reply: str, react: React) -> str:
     """`[SINGLE-GATE]`: two repair turns, each with the gate's own sentence, then the run fails."""
     for repair in range(1, REPAIR_TURNS + 1):
         missing = agent.missing()

@@ -14,6 +14,7 @@ from aetherium.cli.replay import as_text, plain, state_at
 from aetherium.cli.run import outcome
 from aetherium.cli.show import as_text as shown
 from aetherium.client import Run
+from aetherium.prefix import the_one
 from shared.errors import BadInput, NotFound
 from shared.events.content import BlobRef, Pins
 from shared.events.envelope import Event, Fact, body_of, headers_of, subject_of
@@ -91,12 +92,12 @@ def test_replay_wants_a_run_or_a_file_and_not_both() -> None:
 
 
 def test_a_prefix_must_name_one_run() -> None:
-    assert export.the_one(["ab1"], "ab") == "ab1"
-    assert export.the_one(["ab", "abc"], "ab") == "ab"
+    assert the_one(["ab1"], "ab") == "ab1"
+    assert the_one(["ab", "abc"], "ab") == "ab"
     with pytest.raises(NotFound, match="aetherium runs"):
-        export.the_one([], "x")
+        the_one([], "x")
     with pytest.raises(BadInput, match="2 runs begin with 'ab'"):
-        export.the_one(["ab1", "ab2"], "ab")
+        the_one(["ab1", "ab2"], "ab")
 
 
 RUN = {
