@@ -114,8 +114,7 @@ class _Client(Client):
 
     def lose_requests(self) -> None:
         """Tell those who wait that no answer will come: the stock client lets them run into their timeouts."""
-        waiting: dict[str, asyncio.Future[Any]] = self._resp_map  # pyright: ignore[reportUnknownMemberType]
-        for answer in list(waiting.values()):
+        for answer in list(cast("dict[str, asyncio.Future[Any]]", self._resp_map).values()):  # pyright: ignore[reportUnknownMemberType]
             if not answer.done():
                 answer.set_exception(ConnectionLost("the connection to NATS was lost"))
 

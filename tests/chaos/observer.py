@@ -61,6 +61,13 @@ class Observer:
                 if item.seq in self.shown:
                     self.repeated.append(item.seq)
                 self.shown[item.seq] = item
+                async with self._changed:
+                    self._changed.notify_all()
+
+    async def shown_to(self, seq: int) -> None:
+        """Wait until the gateway's stream has come to a fact."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: max(self.shown, default=0) >= seq)
 
     def _take(self, fact: Fact) -> None:
         self.progress_at = time.monotonic()

@@ -118,8 +118,7 @@ class Storm:
         async with asyncio.timeout(SETTLE_S):
             await asyncio.gather(*places)
             newest = await self.log.last_seq()
-            while max(self.observer.shown, default=0) < newest:
-                await asyncio.sleep(0.1)
+            await self.observer.shown_to(newest)
 
     async def judge(self) -> Findings:
         found = Findings()

@@ -40,7 +40,7 @@ def _append(name: str, before_s: float, after_s: float) -> dict[str, Any]:
     return {"name": "run_shell", "arguments": {"command": f"sleep {before_s}; echo {line} >> {EFFECTS}; sleep {after_s}"}}
 
 
-_LOOKS = [
+_LOOKS: list[dict[str, Any]] = [
     {"name": "list_files", "arguments": {}},
     {"name": "search_files", "arguments": {"pattern": "turn"}},
     {"name": "search_files", "arguments": {"pattern": "line"}},

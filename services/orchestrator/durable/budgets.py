@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from services.orchestrator.durable.history import History
 from shared.events import llm, run
 from shared.events.content import Budgets
+from shared.events.envelope import Event
 
 WARN_AT = 0.8
 
@@ -20,27 +20,46 @@ class Spent:
     tool_calls: int = 0
 
 
+@dataclass
+class Spending:
+    """The sum as the run's facts come in: a fold over the whole history for each call would cost its square.
+
+    An unanswered model call counts with the tokens that it may still write. Its answer may come before the
+    request itself does: they arrive by different ways.
+    """
+
+    model_calls: int = 0
+    tokens: int = 0
+    tool_calls: int = 0
+    _by_call: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def spent(self) -> Spent:
+        return Spent(self.model_calls, self.tokens, self.tool_calls)
+
+    def request(self, event: run.LlmRequested | run.ToolRequested) -> None:
+        if isinstance(event, run.ToolRequested):
+            self.tool_calls += 1
+            return
+        self.model_calls += 1
+        if event.call_id not in self._by_call:
+            self._charge(event.call_id, event.sampling.max_tokens or 0)
+
+    def answer(self, event: Event) -> None:
+        """The first answer of a call."""
+        if isinstance(event, llm.LlmCompleted | llm.LlmFailed):
+            self._charge(event.call_id, event.usage.total if isinstance(event, llm.LlmCompleted) else 0)
+
+    def _charge(self, call_id: str, tokens: int) -> None:
+        self.tokens += tokens - self._by_call.get(call_id, 0)
+        self._by_call[call_id] = tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     budget: str
     limit: float
     used: float
-
-
-def spent(history: History) -> Spent:
-    """From the log alone: an unanswered model call counts with the tokens that it may still write."""
-    model_calls = tool_calls = tokens = 0
-    for request in history.requests():
-        if isinstance(request, run.ToolRequested):
-            tool_calls += 1
-            continue
-        model_calls += 1
-        answer = history.answers.get(request.call_id)
-        if answer is None:
-            tokens += request.sampling.max_tokens or 0
-        elif isinstance(answer.event, llm.LlmCompleted):
-            tokens += answer.event.usage.total
-    return Spent(model_calls, tokens, tool_calls)
 
 
 def refusal_of_model_call(budgets: Budgets, used: Spent, reserve_tokens: int) -> Refusal | None:

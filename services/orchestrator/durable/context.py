@@ -162,7 +162,7 @@ class Run:
             self._llm_request(place, ask),
             lambda: budgets.refusal_of_model_call(
                 self.submission.budgets,
-                budgets.spent(self.world.journal.history),
+                self.world.journal.history.spending.spent,
                 ask.estimate_tokens + (ask.sampling.max_tokens or 0),
             ),
         )
@@ -207,7 +207,7 @@ class Run:
         return await self._call(
             place,
             request,
-            lambda: budgets.refusal_of_tool_call(self.submission.budgets, budgets.spent(self.world.journal.history)),
+            lambda: budgets.refusal_of_tool_call(self.submission.budgets, self.world.journal.history.spending.spent),
         )
 
     async def note(self, key: str, tag: str, text: str) -> None:
@@ -312,7 +312,7 @@ class Run:
 
     async def _warn(self) -> None:
         history = self.world.journal.history
-        for name, text in budgets.warnings(self.submission.budgets, budgets.spent(history)):
+        for name, text in budgets.warnings(self.submission.budgets, history.spending.spent):
             key = f"budget/{name}"
             if name not in self.world.warned and ("run.noted", key) not in history.at:
                 self.world.warned.add(name)
@@ -336,7 +336,7 @@ class Run:
 def _same(fact: Fact, wanted: Event) -> None:
     """Raise `NonDeterminism` unless the log holds what the code asks for."""
     held = fact.event
-    if held == wanted:
+    if held is wanted or held == wanted:
         return
     if isinstance(held, run.LlmRequested) and isinstance(wanted, run.LlmRequested):
         for was, would in zip(held.adds, wanted.adds, strict=False):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from services.orchestrator.durable.budgets import Spending
 from shared.events import llm, run, signal, tool
 from shared.events.content import MessageRef, Usage
 from shared.events.envelope import Event, Fact
@@ -12,7 +13,6 @@ from shared.runstate import add_usage
 from shared.transcript import reference
 
 Answer = (llm.LlmCompleted, llm.LlmFailed, tool.ToolCompleted, tool.ToolDenied, tool.ToolFailed, tool.ToolInterrupted)
-Request = (run.LlmRequested, run.ToolRequested)
 
 Place = tuple[str, str]
 
@@ -54,6 +54,7 @@ class History:
     terminal: Fact | None = None
     cancel: Fact | None = None
     run_seq: int = 0
+    spending: Spending = field(default_factory=Spending)
     seen: set[int] = field(default_factory=set[int])
 
     @classmethod
@@ -90,8 +91,13 @@ class History:
             case signal.CancelRequested():
                 self.cancel = self.cancel or fact
             case _ if isinstance(event, Answer):
-                self.answers.setdefault(event.call_id, fact)
+                if event.call_id not in self.answers:
+                    self.answers[event.call_id] = fact
+                    self.spending.answer(event)
+            case run.ToolRequested():
+                self.spending.request(event)
             case run.LlmRequested():
+                self.spending.request(event)
                 self.digested.update({ref.seq: ref.digest for ref in event.adds})
             case _:
                 pass
@@ -106,11 +112,6 @@ class History:
         assert self.submitted is not None
         assert isinstance(self.submitted.event, run.RunSubmitted)
         return self.submitted.event
-
-    def requests(self) -> Iterator[run.LlmRequested | run.ToolRequested]:
-        for fact in self.facts:
-            if isinstance(fact.event, Request):
-                yield fact.event
 
     def usage(self) -> Usage:
         total = Usage()
