@@ -27,7 +27,7 @@ async def main(url: str) -> None:
         fact = delivery.fact
         assert isinstance(fact.event, run.LlmRequested)
         answer = model_answer(fact.scope, fact.event)
-        await models.of(fact.scope).decide(lambda facts: () if has_ended(facts, answer) else (answer,), cause=fact)
+        await models.of(fact.scope).decide(answer.call_id, lambda facts: () if has_ended(facts, answer) else (answer,), cause=fact)
         return True
 
     async def answer_tool(delivery: Delivery) -> bool:
@@ -35,9 +35,9 @@ async def main(url: str) -> None:
         assert isinstance(fact.event, run.ToolRequested)
         request, decider = fact.event, tools.of(fact.scope)
         claim = ledger.Claim(request.call_id, request.tool, "workspace", "standard", "tools-0", repeatable=False, recovered=False)
-        await decider.decide(lambda facts: ledger.next_step(facts, claim)[1], cause=fact)
+        await decider.decide(request.call_id, lambda facts: ledger.next_step(facts, claim)[1], cause=fact)
         answer = tool_answer(request)
-        await decider.decide(lambda facts: () if ledger.has_ended(facts, request.call_id) else (answer,), cause=fact)
+        await decider.decide(request.call_id, lambda facts: () if ledger.has_ended(facts, request.call_id) else (answer,), cause=fact)
         return True
 
     async with asyncio.TaskGroup() as tasks:

@@ -1,12 +1,13 @@
 """Deciding about one aggregate at a time: read, decide, append, and decide again after a conflict.
 
-A decision is a pure function from the aggregate's facts to the facts to add; it may run several times.
+A decision is about one call. It is a pure function from the call's facts to the facts to add, and may run
+several times. The facts of the aggregate's other calls do not reach it: a long run would make each call slower.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,22 +23,23 @@ Decision = Callable[[Sequence[Fact]], Sequence[Event]]
 
 @dataclass
 class Decider:
-    """The facts of one aggregate, kept current by whoever writes it."""
+    """The facts of one aggregate by the call that they are about, kept current by whoever writes it."""
 
     log: EventLog
     aggregate: Aggregate
-    facts: list[Fact] = field(default_factory=list[Fact])
+    _by_call: defaultdict[str, list[Fact]] = field(default_factory=lambda: defaultdict[str, list[Fact]](list))
+    _seq: int = 0
     _loaded: bool = False
     _is_behind: bool = False
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def decide(self, decision: Decision, *, cause: Fact | None = None) -> list[Fact]:
-        """Append what `decision` says of the facts as they are; nothing when it says nothing."""
+    async def decide(self, call_id: str, decision: Decision, *, cause: Fact | None = None) -> list[Fact]:
+        """Append what `decision` says of the call's facts as they are; nothing when it says nothing."""
         async with self._lock:
             if not self._loaded:
                 await self._refresh()
             while True:
-                events = decision(self.facts)
+                events = decision(self._by_call[call_id])
                 if not events:
                     return []
                 try:
@@ -46,21 +48,22 @@ class Decider:
                     self._is_behind = True
                     await self._refresh()
                     continue
-                self.facts += stored
+                self._take(stored)
                 return stored
-
-    @property
-    def _seq(self) -> int:
-        return self.facts[-1].seq if self.facts else 0
 
     async def _refresh(self) -> None:
         while not self._loaded or self._is_behind:
             try:
-                self.facts += await self.log.read(self.aggregate.filter, after=self._seq)
+                self._take(await self.log.read(self.aggregate.filter, after=self._seq))
             except LogUnavailable:  # appends wait for the log, so a decision does too
                 await asyncio.sleep(PAUSE_S)
                 continue
             self._loaded, self._is_behind = True, False
+
+    def _take(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            self._by_call[getattr(fact.event, "call_id", "")].append(fact)
+            self._seq = fact.seq
 
 
 @dataclass

@@ -105,12 +105,38 @@ class Bus:
             await self.client.close()
 
 
+def delivery_of(reply: str) -> tuple[int, int]:
+    """Of a message that a consumer delivered, by where its acknowledgement goes: its sequence in the stream, and the how-manieth delivery.
+
+    The client's own reader of it makes a date and three objects for each message.
+    """
+    tokens = reply.split(".")
+    at = 4 if len(tokens) == 9 else 6  # two more tokens in front where the server has JetStream domains
+    return int(tokens[at + 1]), int(tokens[at])
+
+
 class _Client(Client):
-    """nats-py's client with a header parser that costs a fifth, and requests that end with their connection.
+    """nats-py's client with headers that cost a fifth, and requests that end with their connection.
 
     Facts carry a dozen headers each. The stock parser tests every character of every name for white space,
-    which took two thirds of the time to read the log. Names here are all our own and the server's.
+    which took two thirds of the time to read the log; the stock writer checks each name and value by itself.
+    Names here are all our own and the server's.
     """
+
+    async def _send_publish(self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None) -> None:
+        if not headers:
+            return await super()._send_publish(subject, reply, payload, payload_size, headers)
+        text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        if text.count("\n") != len(headers) or text.count("\r") != len(headers):  # a value from outside must not add a header
+            return await super()._send_publish(subject, reply, payload, payload_size, headers)
+        head = f"NATS/1.0\r\n{text}\r\n".encode()
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += payload_size
+        command = f"HPUB {subject} {reply} {len(head)} {len(head) + payload_size}\r\n".encode()
+        await self._send_command(b"".join((command, head, payload, b"\r\n")))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
+        return None
 
     def lose_requests(self) -> None:
         """Tell those who wait that no answer will come: the stock client lets them run into their timeouts."""

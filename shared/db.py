@@ -26,7 +26,9 @@ class DatabaseUnavailable(Fault):
 @asynccontextmanager
 async def open_pool(dsn: str, *, size: int = 4) -> AsyncGenerator[AsyncConnectionPool]:
     """A pool that reconnects by itself; opening does not wait for the server."""
-    pool: AsyncConnectionPool[psycopg.AsyncConnection] = AsyncConnectionPool(dsn, min_size=1, max_size=size, open=False, timeout=5.0, kwargs={"autocommit": True})
+    pool: AsyncConnectionPool[psycopg.AsyncConnection] = AsyncConnectionPool(
+        dsn, min_size=1, max_size=size, open=False, timeout=5.0, kwargs={"autocommit": True}
+    )
     await pool.open(wait=False)
     try:
         yield pool

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -22,10 +22,11 @@ import nats.errors
 import orjson
 import structlog
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
 from shared import subjects
-from shared.bus import Bus, ConnectionLost, JetStreamError
+from shared.bus import Bus, ConnectionLost, JetStreamError, delivery_of
 from shared.clock import Clock, SystemClock
 from shared.errors import BadInput, Conflict, LogUnavailable, NotFound
 from shared.events.envelope import Event, Fact, body_of, decode, decode_anything, headers_of, subject_of
@@ -36,6 +37,7 @@ WRONG_LAST_SEQUENCE = 10071
 DUPLICATE_IN_BATCH = 10201
 MAX_BODY = 256 * 1024
 MAX_GROUP = 100  # facts in one atomic batch
+FOLLOW_AHEAD = 1000  # messages that wait for a slow follower here; more wait in the client, which tells the server
 ACK_TIMEOUT_S = 2.0  # asking again is safe; an acknowledgement that a dying server took along should not cost more
 
 logger = structlog.get_logger()
@@ -332,18 +334,33 @@ class NatsEventLog:
         return page, (page[-1].seq + 1 if page else start), more
 
     async def follow(self, *subject_filters: str, after: int) -> AsyncIterator[Fact]:
+        # Given by a callback: the client's own way to wait for the next message starts two tasks for each.
+        arrived: asyncio.Queue[Msg] = asyncio.Queue(FOLLOW_AHEAD)
+        subscription = await self._subscribe(subject_filters, after, arrived.put)
+        last = after
+        try:
+            while True:
+                message = await arrived.get()
+                seq, _ = delivery_of(message.reply)
+                if seq > last:
+                    last = seq
+                    yield decode_anything(seq, message.subject, message.headers or {}, message.data)
+        finally:
+            with suppress(nats.errors.Error, TimeoutError):
+                await subscription.unsubscribe()
+
+    async def _subscribe(self, subject_filters: Sequence[str], after: int, take: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        """An ordered consumer, as soon as the log is there. It outlives the connection: the client makes it anew where it was."""
         config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
         if len(subject_filters) > 1:
             config.filter_subjects = list(subject_filters)
-        js = self.bus.client.jetstream()  # pyright: ignore[reportUnknownMemberType]
-        last = after
         while True:
-            config.opt_start_seq = last + 1
             try:
                 # Without the short heartbeat an ordered consumer stalls ten seconds after a reconnect.
-                subscription = await js.subscribe(
+                return await self.bus.client.jetstream().subscribe(  # pyright: ignore[reportUnknownMemberType]
                     subject_filters[0] if len(subject_filters) == 1 else "",
                     stream=subjects.STREAM,
+                    cb=take,
                     ordered_consumer=True,
                     idle_heartbeat=0.5,
                     config=config,
@@ -351,22 +368,6 @@ class NatsEventLog:
             except (TimeoutError, nats.errors.Error) as error:
                 logger.warning("follow_waits_for_log", error=repr(error))
                 await asyncio.sleep(0.25)
-                continue
-            try:
-                while True:
-                    try:
-                        message = await subscription.next_msg(timeout=5.0)
-                    except TimeoutError:
-                        continue
-                    seq = message.metadata.sequence.stream
-                    if seq > last:
-                        last = seq
-                        yield decode_anything(seq, message.subject, message.headers or {}, message.data)
-            except nats.errors.Error as error:
-                logger.warning("follow_restarts", error=repr(error), after=last)
-            finally:
-                with suppress(nats.errors.Error, TimeoutError):
-                    await subscription.unsubscribe()
 
     async def get(self, seq: int) -> Fact:
         if seq in self._cache:

@@ -19,10 +19,10 @@ import structlog
 from nats.aio.msg import Msg
 
 from shared import subjects
-from shared.bus import Bus, JetStreamError
-from shared.errors import LogUnavailable
+from shared.bus import Bus, JetStreamError, delivery_of
+from shared.errors import Fault, LogUnavailable, Verdict
 from shared.eventlog import EventLog
-from shared.events.envelope import Fact, decode
+from shared.events.envelope import Fact, decode, subject_of
 
 logger = structlog.get_logger()
 
@@ -30,6 +30,7 @@ PULL_SIZE = 256
 PULL_EXPIRES_S = 20.0
 PULL_HEARTBEAT_S = 0.5  # silence of two and a half of them means that the server forgot the request, as a restarted one does
 DONE_MEMORY = 10_000
+MAX_ATTEMPTS = 6  # tries of a request whose handler fails; with the growing pause about half a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class NatsInbox:
     filters: tuple[str, ...]
     ack_wait_s: float = 5.0
     max_in_flight: int = 1000
+    poisoned: Callable[[Delivery, str], Awaitable[None]] | None = None  # says in the log that a request cannot be answered
     pause_s: float = 0.5  # before a request that was given back comes again; doubles with each delivery
     _active: dict[int, _Work] = field(default_factory=dict[int, _Work])
     _done: dict[int, None] = field(default_factory=dict[int, None])
@@ -161,8 +163,7 @@ class NatsInbox:
                 self._wanted = 0  # the pull request ended: the loop asks again
             return
         self._wanted -= 1
-        metadata = message.metadata
-        seq = metadata.sequence.stream
+        seq, attempt = delivery_of(message.reply)
         if seq in self._done:
             return await self._acknowledge(message.reply)
         if seq in self._active:
@@ -171,18 +172,19 @@ class NatsInbox:
         try:
             fact = decode(seq, message.subject, message.headers or {}, message.data)
         except Exception as error:  # it cannot be read now, and never will be
-            return await self._bury(message, seq, error)
-        self._start(Delivery(fact, metadata.num_delivered), message.reply, handler)
+            return await self._bury(message.reply, message.subject, seq, error)
+        self._start(Delivery(fact, attempt), message.reply, handler)
         return None
 
-    async def _bury(self, message: Msg, seq: int, error: Exception) -> None:
-        """End a request that nobody can read, and keep a record of it for an operator."""
+    async def _bury(self, reply: str, subject: str, seq: int, error: Exception) -> None:
+        """End a request that nobody can answer, and keep a record of it for an operator."""
         reason = f"{type(error).__name__}: {error}"[:300]
-        logger.error("request_unreadable", durable=self.durable, seq=seq, subject=message.subject, reason=reason)
-        record = orjson.dumps({"consumer": self.durable, "subject": message.subject, "seq": seq, "reason": reason})
+        logger.error("request_buried", durable=self.durable, seq=seq, subject=subject, reason=reason)
+        record = orjson.dumps({"consumer": self.durable, "subject": subject, "seq": seq, "reason": reason})
         with suppress(nats.errors.Error):
             await self.bus.client.publish(subjects.dead_letter(self.durable), record, headers={"Nats-Msg-Id": f"{self.durable}-{seq}"})
-            await self.bus.client.publish(message.reply, b"+TERM")
+            if reply:
+                await self.bus.client.publish(reply, b"+TERM")
 
     def _start(self, delivery: Delivery, reply: str | None, handler: Handler) -> None:
         task = asyncio.create_task(self._work(delivery, handler))
@@ -195,6 +197,8 @@ class NatsInbox:
             answered = await handler(delivery)
         except Exception as error:  # the outermost loop of a request: it is delivered again, later
             logger.exception("request_failed", durable=self.durable, seq=seq, attempt=delivery.attempt, error=repr(error))
+            if await self._is_poison(delivery, error):
+                answered = True
         finally:
             work = self._active.pop(seq, None)
         if work is None:
@@ -206,6 +210,22 @@ class NatsInbox:
         elif work.reply:
             await self._later(work.reply, delivery.attempt)
         return answered
+
+    async def _is_poison(self, delivery: Delivery, error: Exception) -> bool:
+        """Whether this was the last try. What only waits for something else to come back has no last try."""
+        waits = isinstance(error, Fault) and error.verdict is Verdict.RETRY
+        if waits or delivery.attempt < MAX_ATTEMPTS or self.poisoned is None:
+            return False
+        try:
+            await self.poisoned(delivery, f"{type(error).__name__}: {error}"[:300])
+        except Exception:
+            logger.exception("poison_not_recorded", durable=self.durable, seq=delivery.fact.seq)
+            return False
+        work = self._active.get(delivery.fact.seq)
+        await self._bury(
+            work.reply if work and work.reply else "", subject_of(delivery.fact.aggregate, delivery.fact.event), delivery.fact.seq, error
+        )
+        return True
 
     def _remember(self, seq: int) -> None:
         self._done[seq] = None

@@ -117,12 +117,17 @@ def _step(state: RunState, fact: Fact) -> RunState:
         case run.StepStarted() as event:
             step = Step(event.key, event.agent, event.title, "running", fact.time)
         case run.StepCompleted() as event:
-            step = replace(state.steps[event.key], status="completed", ended_at=fact.time, files=event.files)
+            step = replace(_known(state, event.key, fact), status="completed", ended_at=fact.time, files=event.files)
         case run.StepFailed() as event:
-            step = replace(state.steps[event.key], status="failed", ended_at=fact.time, reason=event.reason)
+            step = replace(_known(state, event.key, fact), status="failed", ended_at=fact.time, reason=event.reason)
         case _:
             return state
     return replace(state, steps=MappingProxyType({**state.steps, step.key: step}))
+
+
+def _known(state: RunState, key: str, fact: Fact) -> Step:
+    """The step at `key`; one whose start has left the log is known from its end alone."""
+    return state.steps.get(key) or Step(key, "", "", "running", fact.time)
 
 
 def _end(state: RunState, fact: Fact) -> RunState:

@@ -86,8 +86,9 @@ class Recorder:
         """Follow the log from where the tables stand, as the one active recorder."""
         metrics.ACTIVE.set(1)
         target = await self.log.last_seq()
-        self.problems.clear()
         self._main, *behind = await self._lanes()
+        # All at once: until here it is not known what is lacking, so what was lacking before still counts.
+        self.problems = {_place(lane): "catching up" for lane in behind}
         self._note_position(target)
         logger.info("recording", position=self._main.position, behind=[lane.names[0] for lane in behind])
         async with _task_group() as tasks:
@@ -109,8 +110,6 @@ class Recorder:
         farthest = max(positions.values(), default=0)
         level = tuple(each for each in self.projections if positions[each.name] == farthest)
         behind = [Lane((each,), positions[each.name]) for each in self.projections if each not in level]
-        for lane in behind:
-            self.problems[_place(lane)] = "catching up"
         return [Lane(level, farthest), *behind]
 
     async def _advance(self, facts: Sequence[Fact]) -> list[Stuck]:

@@ -60,7 +60,7 @@ async def main(own: Process) -> None:
         return {"model": known.model, "guided": known.guided, "source": known.source}
 
     calls = Calls(own.log, slot, live)
-    inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),))
+    inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),), poisoned=calls.give_up)
     await rpc.serve(own.bus, "scheduler", {"slots": slots, "profile": profile})
     after = await own.log.last_seq()
     server = await process.serve_health(own)

@@ -98,8 +98,16 @@ class Calls:
             decider = self._deciders.of(fact.scope)
             prompt = await rebuild(self.log, fact, self._prompts)
             ending = await self._as_task(fact.scope, Call(self, fact, fact.event, prompt, decider).ending())
-            await decider.decide(lambda facts: () if has_ended(facts, ending) else (ending,), cause=fact)
+            await decider.decide(fact.event.call_id, lambda facts: () if has_ended(facts, ending) else (ending,), cause=fact)
         return True
+
+    async def give_up(self, delivery: Delivery, reason: str) -> None:
+        """End a call that the scheduler itself fails at, time and again."""
+        fact = delivery.fact
+        assert isinstance(fact.event, run.LlmRequested)
+        failed = LlmFailed(call_id=fact.event.call_id, code="llm.poison", message=f"the scheduler fails at this call: {reason}")
+        decider = self._deciders.of(fact.scope)
+        await decider.decide(failed.call_id, lambda facts: () if has_ended(facts, failed) else (failed,), cause=fact)
 
     async def _is_settled(self, fact: Fact, call_id: str) -> bool:
         """Whether a call that is delivered again has been answered, or its run is over."""
@@ -211,7 +219,7 @@ class Call:
             await recorded
 
     async def _record(self, event: Event) -> None:
-        await self.decider.decide(lambda _: (event,), cause=self.fact)
+        await self.decider.decide(self.request.call_id, lambda _: (event,), cause=self.fact)
 
     def _failed(self, code: str, message: str, fragment: str, began: float, verdict: str = "final") -> LlmFailed:
         logger.warning("call_failed", run=self.fact.scope, call=self.request.call_id, code=code, reason=message[:300])

@@ -46,7 +46,7 @@ async def main(own: Process) -> None:
         await rpc.tell(own.bus, "containers", "kill", {"exec_id": call_id})
 
     router = Router(own.log, own.blobs, servers, specs, own.owner, Path(own.settings.workspaces), abandon)
-    inbox = NatsInbox(own.bus, own.log, "tools", (subjects.every(run.ToolRequested.TYPE),))
+    inbox = NatsInbox(own.bus, own.log, "tools", (subjects.every(run.ToolRequested.TYPE),), poisoned=router.give_up)
     await rpc.serve(own.bus, "tools", verbs(specs))
     after = await own.log.last_seq()
     health = await process.serve_health(own)

@@ -67,6 +67,14 @@ class Router:
         with telemetry.span("tools.call", fact.traceparent, run=fact.scope, tool=fact.event.tool):
             return await self._answer(fact, fact.event, delivery)
 
+    async def give_up(self, delivery: Delivery, reason: str) -> None:
+        """End a call that the router itself fails at, time and again."""
+        fact = delivery.fact
+        assert isinstance(fact.event, run.ToolRequested)
+        text = f"The engine fails at this call: {reason}. Try another way."
+        failed = ToolFailed(call_id=fact.event.call_id, tool=fact.event.tool, code="tool.poison", message=text)
+        await self._end(self._deciders.of(fact.scope), fact, fact.event.call_id, failed)
+
     async def _answer(self, fact: Fact, request: run.ToolRequested, delivery: Delivery) -> bool:
         decider = self._deciders.of(fact.scope)
         team = await self._team(fact.scope)
@@ -93,7 +101,7 @@ class Router:
             steps[0], events = ledger.next_step(facts, claim)
             return events
 
-        stored = await decider.decide(decide, cause=fact)
+        stored = await decider.decide(request.call_id, decide, cause=fact)
         if stored and isinstance(stored[-1].event, ToolInterrupted):
             await self.abandon(request.call_id)
         if steps[0] is Next.RUN:
@@ -134,7 +142,7 @@ class Router:
         return newest is not None and isinstance(newest.event, run.TERMINAL)
 
     async def _end(self, decider: Decider, cause: Fact, call_id: str, event: Event) -> None:
-        await decider.decide(lambda facts: () if ledger.has_ended(facts, call_id) else (event,), cause=cause)
+        await decider.decide(call_id, lambda facts: () if ledger.has_ended(facts, call_id) else (event,), cause=cause)
 
     async def _ending(self, call_id: str, spec: ToolSpec, reply: ToolReply, duration_ms: float) -> Event:
         changes = tuple([await self._file_change(change) for change in reply.changes])

@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="default: the time; printed, to do it again")
     parser.add_argument("--runs-at-a-time", type=int, default=4)
     parser.add_argument("--victims", default=",".join(VICTIMS), help="processes to choose from (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="keep the data although all is well")
     asked = parser.parse_args()
     victims = tuple(asked.victims.split(","))
     seed = asked.seed if asked.seed is not None else int(time.time())
@@ -51,7 +52,7 @@ def main() -> int:
     )
     for problem in report.problems:
         say(f"WRONG: {problem}")
-    if report.is_good:
+    if report.is_good and not asked.keep:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         say(f"seed {seed}; data is kept in {folder}")

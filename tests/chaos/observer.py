@@ -36,6 +36,7 @@ class Observer:
     gateway: GatewayClient
     runs: dict[str, RunState] = field(default_factory=dict[str, RunState])
     shown: dict[int, Fact] = field(default_factory=dict[int, Fact])  # by sequence, as the gateway's stream had them
+    last_shown: int = 0
     repeated: list[int] = field(default_factory=list[int])  # sequences that the stream had twice
     resets: list[str] = field(default_factory=list[str])
     resume_s: list[float] = field(default_factory=list[float])
@@ -61,13 +62,14 @@ class Observer:
                 if item.seq in self.shown:
                     self.repeated.append(item.seq)
                 self.shown[item.seq] = item
+                self.last_shown = item.seq
                 async with self._changed:
                     self._changed.notify_all()
 
     async def shown_to(self, seq: int) -> None:
         """Wait until the gateway's stream has come to a fact."""
         async with self._changed:
-            await self._changed.wait_for(lambda: max(self.shown, default=0) >= seq)
+            await self._changed.wait_for(lambda: self.last_shown >= seq)
 
     def _take(self, fact: Fact) -> None:
         self.progress_at = time.monotonic()

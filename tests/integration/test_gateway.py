@@ -195,7 +195,7 @@ class GatewayProcess:
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.gateway.app", env=self.env, stderr=PIPE)
-        async with httpx.AsyncClient(trust_env=False) as http, asyncio.timeout(20):
+        async with httpx.AsyncClient(trust_env=False) as http, asyncio.timeout(60):
             while True:
                 with suppress(httpx.TransportError):
                     if (await http.get(f"http://127.0.0.1:{self.port}/readyz")).is_success:
@@ -215,7 +215,7 @@ class GatewayProcess:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "aetherium", *arguments, env=self.env, stdout=PIPE, stderr=STDOUT
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             out, _ = await process.communicate()
         assert process.returncode is not None
         return process.returncode, out.decode()
@@ -246,7 +246,7 @@ async def test_a_stream_outlives_a_killed_gateway(running: GatewayProcess, nats_
                 first.set()
 
         reading = asyncio.create_task(read())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await first.wait()
             await running.stop(signal.SIGKILL)
             await end_run(nats_log, submission.run_guid, notes=5)
@@ -268,7 +268,7 @@ async def test_sigterm_ends_open_streams_and_the_process_at_once(running: Gatewa
 
 async def test_a_port_that_is_taken_stops_the_start_with_its_name(running: GatewayProcess) -> None:
     second = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.gateway.app", env=running.env, stderr=PIPE)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         _, said = await second.communicate()
     assert second.returncode == 2
     assert f"127.0.0.1:{running.port}" in said.decode()
