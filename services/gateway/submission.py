@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from services.gateway.requests import Ask, RunFromTemplate, RunOnProject
 from services.gateway.templates import Library
 from shared import telemetry
 from shared.blobs import Blobs
-from shared.errors import BadInput, Conflict, NotFound
+from shared.errors import BadInput, Conflict, LogUnavailable, NotFound, Verdict
 from shared.eventlog import EventLog, Write
 from shared.events.content import BlobRef, Budgets, Pins
 from shared.events.envelope import Event, body_of
@@ -24,8 +25,16 @@ from shared.subjects import Aggregate
 from shared.template import Template
 
 MAX_SUBMISSION = 200 * 1024  # bytes of the fact; a message is repeated in later facts beside other things
+PATIENCE_S = 15.0  # how long a client waits for the log to take its request
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class NotStoredYet(LogUnavailable):
+    """The log did not say whether it has the request."""
+
+    code = "log.not_stored_yet"
+    verdict = Verdict.UNKNOWN
 
 
 class Catalogue(Protocol):
@@ -98,7 +107,13 @@ class Submitter:
             if isinstance(ask, RunFromTemplate):
                 writes.insert(0, Write(Aggregate("project", str(project_id)), [project_of(ask, template)], 0))
             try:
-                await self.log.commit(writes)
+                async with asyncio.timeout(PATIENCE_S):
+                    await self.log.commit(writes)
+            except TimeoutError as error:
+                raise NotStoredYet(
+                    "the event log does not answer, so the run may start late or not at all: send the request again with the same "
+                    "Idempotency-Key to learn which, without starting it twice"
+                ) from error
             except Conflict:
                 if earlier := await self._earlier(run_id, ask):
                     return earlier

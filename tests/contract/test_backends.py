@@ -35,6 +35,7 @@ from services.scheduler.backends.openai import OpenAiBackend
 from shared.errors import Verdict
 from simulators.openai_server import bind
 from simulators.testing import Simulator, running
+from tests.requirements import covers
 
 REAL = os.environ.get("AETHERIUM_TEST_LLAMA_URL", "")
 USER = {"role": "user", "content": "Say hello."}
@@ -115,12 +116,14 @@ async def check_lists_and_is_ready(backend: Backend) -> None:
 SUITE = [check_answers_in_pieces, check_serves_again_at_once, check_lists_and_is_ready]
 
 
+@covers("llm.wire")
 @pytest.mark.parametrize("check", SUITE)
 async def test_every_backend_behaves_alike_on_the_simulator(make: Make, check: Callable[[Backend], Any]) -> None:
     async with running([{"content": HELLO}]) as simulator:
         await check(make(simulator.url))
 
 
+@covers("llm.wire")
 @pytest.mark.real_model
 @pytest.mark.skipif(not REAL, reason="AETHERIUM_TEST_LLAMA_URL names no llama-server")
 @pytest.mark.parametrize("check", SUITE)
@@ -128,6 +131,7 @@ async def test_every_backend_behaves_alike_on_a_real_llama_server(make: Make, ch
     await check(make(REAL))
 
 
+@covers("llm.wire")
 @pytest.mark.real_model
 @pytest.mark.skipif(not REAL, reason="AETHERIUM_TEST_LLAMA_URL names no llama-server")
 async def test_a_real_llama_server_sends_the_chunks_that_the_simulator_sends() -> None:
@@ -241,6 +245,7 @@ async def test_a_refusal_is_told_as_what_it_means(make: Make, fault: str, kind: 
     assert failed.fragment == ""
 
 
+@covers("llm.stream_broken")
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
@@ -304,6 +309,7 @@ async def test_a_total_timeout_is_the_callers_and_frees_the_server(make: Make) -
     assert caught.value.details["kind"] == "total"
 
 
+@covers("llm.stream_broken")
 async def test_a_silence_in_mid_answer_is_a_timeout_too(make: Make) -> None:
     async with running([{"content": HELLO, "delay_s": 60}]) as simulator:
         with pytest.raises(CallTimeout) as caught:
@@ -347,6 +353,7 @@ def serving(body: str | bytes, *, status: int = 200, kind: str = "text/event-str
 END = 'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 
 
+@covers("llm.stream_broken")
 @pytest.mark.parametrize(
     ("stream", "words", "fragment"),
     [
@@ -431,6 +438,7 @@ async def test_a_server_that_asks_for_a_pause_says_how_long() -> None:
 # --- finding a server
 
 
+@covers("llm.detect")
 async def test_detection_takes_the_first_place_that_lists_a_model() -> None:
     async with running([{"content": "x"}]) as first, running([{"content": "x"}]) as second:
         silent = bind(0)
@@ -449,5 +457,6 @@ async def test_detection_counts_a_server_that_still_loads() -> None:
         assert await detect([simulator.url]) == simulator.url
 
 
+@covers("llm.detect")
 async def test_detection_of_nothing_finds_nothing() -> None:
     assert await detect([]) is None

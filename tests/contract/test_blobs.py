@@ -13,6 +13,7 @@ from shared.bus import Bus
 from shared.errors import NotFound
 from shared.events.content import BlobRef
 from shared.testing.memory import MemoryBlobs
+from tests.requirements import covers
 
 
 @pytest.fixture(params=["memory", "nats"])
@@ -26,6 +27,7 @@ async def stored_chunks(bus: Bus, ref: BlobRef) -> int:
     return (info["state"].get("subjects") or {}).get(subject, 0)
 
 
+@covers("blobs.by_digest")
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
 async def test_content_of_any_size_comes_back_byte_for_byte(blobs: Blobs, size: int) -> None:
     content = os.urandom(size)
@@ -45,6 +47,7 @@ async def test_what_was_never_stored_is_not_found(blobs: Blobs) -> None:
     assert len(missing.value.details["sha256"]) == 64
 
 
+@covers("blobs.by_digest")
 async def test_damaged_content_is_not_found_rather_than_returned(blobs: Blobs) -> None:
     ref = reference_to(os.urandom(20))
     if isinstance(blobs, MemoryBlobs):
@@ -56,6 +59,7 @@ async def test_damaged_content_is_not_found_rather_than_returned(blobs: Blobs) -
         await blobs.get(ref)
 
 
+@covers("blobs.by_digest")
 async def test_the_same_content_is_stored_once(bus: Bus) -> None:
     content = os.urandom(2 * CHUNK + 1)
     first = await NatsBlobs(bus).put(content)

@@ -24,6 +24,7 @@ from shared.testing.memory import MemoryLog
 from tests.conftest import NatsServer
 from tests.contract.proxy import Proxy, proxied
 from tests.contract.waiting import until
+from tests.requirements import covers
 
 
 @pytest.fixture(params=["memory", "nats"])
@@ -77,6 +78,7 @@ async def test_an_append_gives_the_facts_as_they_are_read_back(log: EventLog, ru
     assert len({fact.id for fact in stored}) == 2
 
 
+@covers("log.envelope.cloudevents")
 async def test_a_fact_names_what_caused_it_and_carries_its_trace_on(log: EventLog, run: Aggregate) -> None:
     (cause,) = await log.append(run, said("one"), after=0)
     cause = replace(cause, traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
@@ -86,6 +88,7 @@ async def test_a_fact_names_what_caused_it_and_carries_its_trace_on(log: EventLo
     assert (last.causation_id, last.traceparent) == (cause.id, cause.traceparent)
 
 
+@covers("log.append.conflict")
 @pytest.mark.parametrize("after", [-1, 1])
 async def test_an_append_after_another_sequence_is_a_conflict_and_stores_nothing(log: EventLog, run: Aggregate, after: int) -> None:
     first, last = await log.append(run, said("one", "two"), after=0)
@@ -96,6 +99,7 @@ async def test_an_append_after_another_sequence_is_a_conflict_and_stores_nothing
     await log.append(run, said("three"), after=last.seq)
 
 
+@covers("log.append.conflict")
 async def test_an_append_that_expects_a_fact_where_there_is_none_stores_nothing(log: EventLog, run: Aggregate) -> None:
     append = asyncio.create_task(log.append(run, said("one"), after=10**9))
     done, _ = await asyncio.wait({append}, timeout=0.3)
@@ -111,6 +115,7 @@ async def test_aggregates_of_one_scope_have_sequences_of_their_own(log: EventLog
     assert [fact.type for fact in await log.read(subjects.of_run(run.scope))] == ["run.message_added", "llm.completed"]
 
 
+@covers("log.append.atomic")
 @pytest.mark.parametrize("place", [0, 1, 2])
 async def test_of_events_of_which_one_is_too_large_none_is_stored(log: EventLog, run: Aggregate, place: int) -> None:
     events = said("one", "two", "three")
@@ -145,6 +150,7 @@ async def test_texts_come_back_as_they_were(log: EventLog, run: Aggregate) -> No
 # ---- commit
 
 
+@covers("log.append.atomic")
 async def test_a_commit_over_several_aggregates_stores_all_or_none(log: EventLog, run: Aggregate) -> None:
     other, third = Aggregate("run", new_id()), Aggregate("run", new_id())
     (taken,) = await log.append(other, said("before"), after=0)
@@ -162,6 +168,7 @@ async def test_a_long_commit_is_one(log: EventLog, run: Aggregate) -> None:
     assert texts(stored) == [f"{n}" for n in range(250)]
 
 
+@covers("log.append.together")
 async def test_fifty_writers_at_once_lose_nothing_and_keep_their_order(log: EventLog) -> None:
     runs = [Aggregate("run", new_id()) for _ in range(50)]
 
@@ -180,6 +187,7 @@ async def test_fifty_writers_at_once_lose_nothing_and_keep_their_order(log: Even
     assert len({seq for seqs in written for seq in seqs}) == 400
 
 
+@covers("log.append.conflict")
 async def test_writers_of_one_aggregate_take_turns_by_conflict(log: EventLog, run: Aggregate) -> None:
     async def write(text: str) -> int:
         conflicts = 0
@@ -199,6 +207,7 @@ async def test_writers_of_one_aggregate_take_turns_by_conflict(log: EventLog, ru
     assert sum(conflicts) > 0
 
 
+@covers("log.append.together")
 async def test_a_stale_writer_does_not_fail_those_beside_it(log: EventLog) -> None:
     runs = [Aggregate("run", new_id()) for _ in range(20)]
     for stale in runs[::4]:
@@ -209,6 +218,7 @@ async def test_a_stale_writer_does_not_fail_those_beside_it(log: EventLog) -> No
         assert texts(await log.read(each.filter)) == (["first"] if place % 4 == 0 else ["mine"])
 
 
+@covers("log.append.together")
 async def test_a_caller_that_gives_up_does_not_fail_those_beside_it(log: EventLog) -> None:
     runs = [Aggregate("run", new_id()) for _ in range(10)]
     appends = [asyncio.create_task(log.append(each, said("mine"), after=0)) for each in runs]
@@ -231,6 +241,7 @@ async def test_a_read_starts_after_a_sequence(log: EventLog, run: Aggregate) -> 
     assert await log.read(Aggregate("run", new_id()).filter) == []
 
 
+@covers("log.read.order")
 async def test_a_read_of_more_than_a_page_is_whole_and_in_order(log: EventLog, run: Aggregate) -> None:
     seq = 0
     for start in range(0, 2400, 200):
@@ -238,6 +249,7 @@ async def test_a_read_of_more_than_a_page_is_whole_and_in_order(log: EventLog, r
     assert texts(await log.read(run.filter)) == [f"{n}" for n in range(2400)]
 
 
+@covers("log.read.order")
 async def test_a_fact_is_found_by_its_sequence(log: EventLog, run: Aggregate) -> None:
     stored = await log.append(run, said("one", "two"), after=0)
     assert [await log.get(fact.seq) for fact in stored] == stored
@@ -265,6 +277,7 @@ async def test_a_fact_of_an_unknown_type_is_readable(log: EventLog, run: Aggrega
 # ---- follow
 
 
+@covers("log.follow.no_gap")
 async def test_a_follower_gets_history_and_what_comes_without_gap_or_double(log: EventLog, run: Aggregate) -> None:
     seq = (await log.append(run, said(*(f"{n}" for n in range(100))), after=0))[-1].seq
     following = asyncio.create_task(some(log, 300, run.filter, after=0))
@@ -306,6 +319,7 @@ async def test_followers_of_one_aggregate_each_get_everything(log: EventLog, run
 # ---- the real server only: the wire, and what gets lost on it
 
 
+@covers("log.envelope.cloudevents")
 async def test_a_fact_is_a_cloud_event_on_the_wire(bus: Bus, run: Aggregate) -> None:
     log = NatsEventLog(bus, "aetherium/test-0", FakeClock(datetime(2026, 5, 4, 3, 2, 1, 7, tzinfo=UTC)), trace=lambda: "00-aa-bb-01")
     (cause,) = await log.append(run, said("one"), after=0)
@@ -346,6 +360,7 @@ async def proxy(nats_server: NatsServer) -> AsyncIterator[Proxy]:
         yield opened
 
 
+@covers("log.append.lost_ack")
 @pytest.mark.parametrize("together", [1, 3])
 async def test_an_append_whose_answer_is_lost_is_found_again_and_not_stored_twice(proxy: Proxy, bus: Bus, together: int) -> None:
     direct = NatsEventLog(bus, "direct")
@@ -371,6 +386,7 @@ async def test_an_append_whose_answer_is_lost_is_found_again_and_not_stored_twic
     await behind.close()
 
 
+@covers("log.append.lost_ack")
 async def test_a_lost_answer_is_told_from_a_conflict_with_another_writer(proxy: Proxy, bus: Bus, run: Aggregate) -> None:
     direct = NatsEventLog(bus, "direct")
     behind = await connect(f"nats://127.0.0.1:{proxy.port}", "behind")
@@ -388,6 +404,7 @@ async def test_a_lost_answer_is_told_from_a_conflict_with_another_writer(proxy: 
     await behind.close()
 
 
+@covers("log.follow.no_gap")
 async def test_a_follower_outlives_a_cut_connection(proxy: Proxy, bus: Bus, run: Aggregate) -> None:
     direct = NatsEventLog(bus, "direct")
     behind = await connect(f"nats://127.0.0.1:{proxy.port}", "behind")
@@ -409,6 +426,7 @@ async def test_a_follower_outlives_a_cut_connection(proxy: Proxy, bus: Bus, run:
     await behind.close()
 
 
+@covers("log.append.outage")
 async def test_facts_survive_a_killed_server_and_appends_wait_for_it(own_nats_server: NatsServer, run: Aggregate) -> None:
     bus = await connect(own_nats_server.url, "test")
     await ensure_streams(bus)
@@ -425,6 +443,7 @@ async def test_facts_survive_a_killed_server_and_appends_wait_for_it(own_nats_se
     await bus.close()
 
 
+@covers("log.unreadable")
 async def test_a_message_that_cannot_be_read_stops_no_follower_and_is_no_silent_hole(
     nats_log: NatsEventLog, bus: Bus, run: Aggregate
 ) -> None:

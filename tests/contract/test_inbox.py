@@ -21,6 +21,7 @@ from shared.subjects import Aggregate
 from shared.testing.memory import MemoryInbox, MemoryLog
 from tests.conftest import NatsServer
 from tests.contract.waiting import until
+from tests.requirements import covers
 
 
 @dataclass
@@ -108,6 +109,7 @@ async def test_requests_asked_before_and_during_a_process_are_each_given_once(wo
     assert seen.got == [("one", 1, False), ("two", 1, False), ("three", 1, False)]
 
 
+@covers("inbox.once")
 async def test_what_was_answered_is_not_given_to_the_next_process(world: World) -> None:
     await world.ask("one")
     first, second = Seen(yes), Seen(yes)
@@ -133,6 +135,7 @@ async def settled(world: World, unanswered: int) -> None:
     await until(known)
 
 
+@covers("inbox.recover")
 async def test_a_restarted_process_takes_up_at_once_what_it_had_not_answered(world: World) -> None:
     await world.ask("answered", "open", "open too")
 
@@ -233,6 +236,7 @@ async def consuming(world: World, processes: int) -> None:
     await until(asked)
 
 
+@covers("inbox.once")
 async def test_of_two_processes_each_request_goes_to_one(real: World) -> None:
     seen = [Seen(yes), Seen(yes)]
     async with process(real.inbox(), seen[0]), process(real.inbox(), seen[1]):
@@ -245,6 +249,7 @@ async def test_of_two_processes_each_request_goes_to_one(real: World) -> None:
     assert seen[1].got, "nor is the second"
 
 
+@covers("inbox.recover")
 async def test_a_living_process_gets_what_a_dead_one_held(real: World) -> None:
     dead, living = Seen(never), Seen(yes)
     keys = {f"{n}" for n in range(40)}
@@ -295,6 +300,7 @@ async def test_work_goes_on_after_the_server_was_killed(own_nats_server: NatsSer
     await bus.close()
 
 
+@covers("inbox.poison")
 async def test_a_request_that_nobody_can_read_is_ended_once_and_recorded(real: World) -> None:
     assert real.bus is not None
     await real.bus.client.request(subjects.fact("run", real.run.scope, "step_started"), b"{", timeout=2)

@@ -16,8 +16,10 @@ from shared.events.run import TimerFired
 from shared.ids import new_id
 from shared.inbox import Delivery, NatsInbox
 from shared.subjects import Aggregate
+from tests.requirements import covers
 
 
+@covers("inbox.poison")
 async def test_a_request_that_always_fails_is_given_up_and_the_next_one_is_handled(
     bus: Bus, nats_log: NatsEventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ from shared.process import Process, opened
 from shared.subjects import Aggregate
 from shared.template import parse_template
 from tests.conftest import free_port
+from tests.requirements import covers
 
 ASK = {"templateId": "quick-script", "projectName": "p", "message": "Write primes.py."}
 
@@ -81,6 +82,7 @@ async def end_run(log: NatsEventLog, run_id: str, *events: Event, notes: int = 0
     await log.append(aggregate, [RunStarted(owner="o", engine="e"), *noted, *last], after=newest.seq, cause=newest)
 
 
+@covers("api.submit", "run.pins")
 async def test_a_submission_is_one_atomic_pair_of_facts_with_a_trace_and_pins(stack: Stack) -> None:
     trace = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
     async with httpx.AsyncClient(trust_env=False) as http:
@@ -103,6 +105,7 @@ async def test_a_submission_without_a_trace_begins_one(stack: Stack) -> None:
     assert submitted.traceparent.startswith("00-")
 
 
+@covers("api.submit.idempotent")
 async def test_the_same_key_on_two_gateways_at_once_makes_one_run(stack: Stack) -> None:
     second = compose(stack.own)
     await second.start()
@@ -125,6 +128,7 @@ async def test_the_client_waits_for_the_end_and_reads_the_run(stack: Stack) -> N
     assert submission.run_guid in [each.run_guid for each in await stack.client.runs(limit=5)]
 
 
+@covers("api.events")
 async def test_the_client_streams_facts_and_text_to_the_end(stack: Stack, bus: Bus) -> None:
     submission = await stack.client.submit("quick-script", "Hi.", project="p")
     run_id = submission.run_guid
@@ -169,6 +173,7 @@ async def test_the_client_follows_the_whole_log_by_type(stack: Stack) -> None:
             break
 
 
+@covers("api.token")
 async def test_a_token_of_the_settings_is_required(nats_url: str, tmp_path: Path) -> None:
     settings = Settings.model_validate({"nats": {"url": nats_url}, "data_dir": tmp_path, "gateway": {"token": SecretStr("t")}})
     async with opened("gateway", settings) as own:
@@ -233,6 +238,7 @@ async def running(nats_url: str, bus: Bus, tmp_path: Path) -> AsyncIterator[Gate
     await service.stop()
 
 
+@covers("api.events.resume")
 async def test_a_stream_outlives_a_killed_gateway(running: GatewayProcess, nats_log: NatsEventLog) -> None:
     async with GatewayClient(f"http://127.0.0.1:{running.port}") as client:
         submission = await client.submit("quick-script", "Hi.", project="p", key=new_id())
@@ -274,6 +280,7 @@ async def test_a_port_that_is_taken_stops_the_start_with_its_name(running: Gatew
     assert f"127.0.0.1:{running.port}" in said.decode()
 
 
+@covers("cli.verbs")
 async def test_the_verbs_start_list_show_cancel_export_and_replay_a_run(
     running: GatewayProcess, nats_log: NatsEventLog, tmp_path: Path
 ) -> None:
@@ -343,6 +350,7 @@ async def test_an_unknown_run_or_template_or_no_engine_is_one_line(running: Gate
     assert "aetherium up" in said
 
 
+@covers("api.subscriber")
 async def test_the_example_subscriber_prints_completed_runs(nats_url: str, bus: Bus, nats_log: NatsEventLog) -> None:
     example = Path(__file__).parents[2] / "examples" / "subscribe.py"
     process = await asyncio.create_subprocess_exec(sys.executable, str(example), nats_url, stdout=PIPE)

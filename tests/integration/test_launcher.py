@@ -24,6 +24,7 @@ from aetherium.launcher.errors import AlreadyRunning
 from aetherium.launcher.process import State
 from aetherium.launcher.stack import Engine, Parts
 from shared.config import InferenceSettings, Settings
+from tests.requirements import covers
 from tests.unit.aetherium import stand_in
 from tests.unit.aetherium.children import is_gone, until
 
@@ -71,6 +72,7 @@ async def stored(engine: Engine) -> tuple[str, str, list[str]]:
     return (fact.data or b"").decode(), row[0], [each["name"] for each in collections]
 
 
+@covers("stack.stop")
 async def test_a_stopped_engine_leaves_nothing_and_the_next_start_finds_its_data(tmp_path: Path) -> None:
     async with stack.running(settings(tmp_path), parts=STAND_INS) as engine:
         await all_ready(engine)
@@ -93,6 +95,7 @@ async def test_a_stopped_engine_leaves_nothing_and_the_next_start_finds_its_data
         assert await stored(engine) == ("a fact", "a row", ["kept"])
 
 
+@covers("stack.start")
 async def test_killed_infrastructure_comes_back_on_its_ports_with_its_data(tmp_path: Path) -> None:
     async with stack.running(settings(tmp_path), parts=Parts({})) as engine:
         await all_ready(engine)
@@ -128,6 +131,7 @@ def processes_of(printed_state: str) -> set[int]:
     return {each.pid for pid in own for each in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]}
 
 
+@covers("stack.stop")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_up_stops_everything_when_it_is_asked_to(tmp_path: Path, number: signal.Signals) -> None:
     with up(tmp_path, "json") as engine:
@@ -139,6 +143,7 @@ async def test_up_stops_everything_when_it_is_asked_to(tmp_path: Path, number: s
     assert state.find(tmp_path) is None
 
 
+@covers("stack.killed")
 async def test_a_killed_engine_leaves_no_process_and_no_lock_and_starts_again(tmp_path: Path) -> None:
     with up(tmp_path, "json") as engine:
         assert engine.stdout is not None

@@ -29,6 +29,7 @@ from tests.conftest import NatsServer
 from tests.contract.waiting import until
 from tests.integration.conftest import PostgresServer
 from tests.integration.recorder_world import a_history, a_run, append, recorder_of, rows, running, submitted, until_recorded
+from tests.requirements import covers
 
 
 async def recorded(log: MemoryLog, pool: AsyncConnectionPool, schema: str) -> dict[str, list[str]]:
@@ -42,6 +43,7 @@ async def recorded(log: MemoryLog, pool: AsyncConnectionPool, schema: str) -> di
     return dict(await dump(tables))
 
 
+@covers("recorder.projections")
 async def test_a_run_is_in_every_read_model(pool: AsyncConnectionPool) -> None:
     log, tables = MemoryLog(), Tables(pool)
     (run_id,) = await a_history(log, runs=1)
@@ -78,6 +80,7 @@ async def test_a_conversation_has_one_row_for_each_message(pool: AsyncConnection
     assert said[1]["tool_calls"][0]["function"] == {"name": "write_file", "arguments": '{"path":"primes.py"}'}
 
 
+@covers("recorder.projections")
 async def test_the_audit_tells_what_each_call_was_asked_and_how_it_ended(pool: AsyncConnectionPool) -> None:
     log, tables = MemoryLog(), Tables(pool)
     (run_id,) = await a_history(log, runs=1)
@@ -159,6 +162,7 @@ class Dies:
         pass
 
 
+@covers("recorder.exactly_once")
 @pytest.mark.parametrize("at", [1, 2, 17, 50])
 async def test_a_recorder_that_is_killed_goes_on_without_gap_or_double(pool: AsyncConnectionPool, at: int) -> None:
     log, tables = MemoryLog(), Tables(pool)
@@ -195,6 +199,7 @@ async def a_history_more(log: MemoryLog) -> None:
     await append(log, run_id, *a_run())
 
 
+@covers("recorder.exactly_once")
 async def test_of_two_writers_at_once_one_stores_the_facts_and_the_other_nothing(pool: AsyncConnectionPool) -> None:
     log, tables = MemoryLog(), Tables(pool)
     await a_history(log)
@@ -225,6 +230,7 @@ class Fails:
         pass
 
 
+@covers("recorder.stuck")
 async def test_a_projection_that_fails_is_named_and_tried_again_while_the_others_go_on(pool: AsyncConnectionPool) -> None:
     log, tables, fails = MemoryLog(), Tables(pool), Fails()
     await a_history(log, runs=1)
@@ -294,6 +300,7 @@ async def test_values_that_cannot_be_stored_are_replaced_and_counted(pool: Async
     assert metrics.MENDED._value.get() >= before + 4
 
 
+@covers("recorder.outage")
 async def test_a_recorder_outlives_its_database(own_postgres_server: PostgresServer) -> None:
     log, server = MemoryLog(), own_postgres_server
     async with open_pool(server.dsn) as pool:
@@ -311,6 +318,7 @@ async def test_a_recorder_outlives_its_database(own_postgres_server: PostgresSer
         assert await dump(tables) == await recorded(log, pool, "apart")
 
 
+@covers("recorder.outage")
 async def test_a_recorder_outlives_the_log_server_and_gets_past_what_nobody_can_read(
     pool: AsyncConnectionPool, own_nats_server: NatsServer
 ) -> None:
@@ -338,6 +346,7 @@ async def test_a_recorder_outlives_the_log_server_and_gets_past_what_nobody_can_
     await bus.close()
 
 
+@covers("recorder.rebuild")
 async def test_a_rebuild_equals_the_tables_that_followed_live(pool: AsyncConnectionPool) -> None:
     log, tables = MemoryLog(), Tables(pool)
     await a_history(log)

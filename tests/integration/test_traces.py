@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from aetherium.launcher import stack
 from shared.config import ChromaSettings, Settings, TelemetrySettings
+from tests.requirements import covers
 
 
 @dataclass
@@ -56,6 +57,7 @@ def collector() -> Iterator[Collector]:
     server.server_close()
 
 
+@covers("stack.trace")
 async def test_a_runs_spans_from_every_process_belong_to_one_trace(tmp_path: Path, collector: Collector) -> None:
     settings = Settings(
         data_dir=tmp_path,

@@ -15,6 +15,7 @@ from shared.events.envelope import Fact
 from shared.events.llm import LlmCompleted, LlmDispatched
 from shared.events.tool import ToolStarted
 from shared.runstate import Status, fold
+from tests.requirements import covers
 from tests.support.world import RUN, Turn, World
 
 # Two calls that read run beside each other, then two with effects in order, then a file and an answer.
@@ -48,6 +49,7 @@ async def undisturbed(folder: Path) -> World:
     return world
 
 
+@covers("run.complete")
 async def test_a_run_completes_and_its_effects_happen_once(tmp_path: Path) -> None:
     world = await undisturbed(tmp_path)
     assert isinstance(world.terminal.event, run.RunCompleted)
@@ -57,6 +59,7 @@ async def test_a_run_completes_and_its_effects_happen_once(tmp_path: Path) -> No
     assert fold(RUN, world.log.facts).status is Status.COMPLETED
 
 
+@covers("run.resume.after_crash", "tool.at_most_once")
 async def test_a_run_cut_after_any_fact_and_resumed_ends_as_the_undisturbed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "whole").mkdir()
     whole = await undisturbed(tmp_path / "whole")
@@ -89,6 +92,7 @@ async def test_a_run_cut_after_any_fact_and_resumed_ends_as_the_undisturbed_one(
         print(f"\ncrash matrix: {size - 1} cuts of a run of {size} facts, {interrupted} inside a call that may not be repeated")
 
 
+@covers("run.resume.repeatedly")
 async def test_a_run_cut_twice_resumes_twice(tmp_path: Path) -> None:
     world = World(tmp_path, WORK)
     await world.submit()

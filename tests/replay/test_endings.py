@@ -19,6 +19,7 @@ from shared.events.llm import LlmRetried
 from shared.events.tool import ToolDenied
 from shared.subjects import Aggregate
 from shared.template import Features
+from tests.requirements import covers
 from tests.support import world as worlds
 from tests.support.world import RUN, Turn, World, node, template
 
@@ -39,6 +40,7 @@ def failure(world: World) -> run.RunFailed:
     return world.terminal.event
 
 
+@covers("run.turn_cap")
 async def test_the_turn_cap_ends_a_run_that_never_answers(tmp_path: Path) -> None:
     turns = [Turn(calls=[("peek", f'{{"what":"{n}"}}')]) for n in range(20)]
     world = await lived(tmp_path, *turns)
@@ -46,6 +48,7 @@ async def test_the_turn_cap_ends_a_run_that_never_answers(tmp_path: Path) -> Non
     assert len(world.backends[0].calls) == 10  # max_turns_per_agent, KS 6.8
 
 
+@covers("run.loop_guard")
 async def test_the_duplicate_call_guard_answers_first_and_stops_second(tmp_path: Path) -> None:
     world = await lived(tmp_path, READ)
     assert failure(world).code == "run.loop_detected"
@@ -62,6 +65,7 @@ async def test_key_order_and_spaces_do_not_hide_a_repeated_call(tmp_path: Path) 
     assert failure(world).code == "run.loop_detected"
 
 
+@covers("run.empty_turn")
 async def test_an_empty_answer_is_asked_again_and_then_fails_the_run(tmp_path: Path) -> None:
     world = await lived(tmp_path, Turn(content=" \n ", reasoning="long thoughts"))
     assert failure(world).code == "run.empty_response"
@@ -69,6 +73,7 @@ async def test_an_empty_answer_is_asked_again_and_then_fails_the_run(tmp_path: P
     assert len(world.backends[0].calls) == 3
 
 
+@covers("run.owed_files")
 async def test_files_that_the_request_names_are_owed(tmp_path: Path) -> None:
     write = Turn(calls=[("write_file", '{"path":"out.txt","content":"1"}')])
     said = Turn(content="I have written out.txt.")
@@ -82,6 +87,7 @@ async def test_files_that_the_request_names_are_owed(tmp_path: Path) -> None:
     assert "out.txt is missing" in sent_back[0].content
 
 
+@covers("model.reask")
 async def test_a_turn_that_calls_nothing_though_a_call_is_due_is_asked_once_under_a_schema(tmp_path: Path) -> None:
     turns = [
         Turn(content="I will now write out.txt."),
@@ -96,6 +102,7 @@ async def test_a_turn_that_calls_nothing_though_a_call_is_due_is_asked_once_unde
     assert (tmp_path / "ws/1/out.txt").read_text() == "1\n"
 
 
+@covers("run.owed_files")
 async def test_single_gate_gives_two_repairs_and_then_fails(tmp_path: Path) -> None:
     """KS 6.1, `[SINGLE-GATE]`: a node still owing after two repair turns fails its step and the run."""
     owing = template(nodes=(node(required_output=("report.md",)),))
@@ -107,6 +114,7 @@ async def test_single_gate_gives_two_repairs_and_then_fails(tmp_path: Path) -> N
     assert any(fact.type == "run.step_failed" for fact in world.log.facts)
 
 
+@covers("run.budget")
 @pytest.mark.parametrize(
     ("budget", "name"), [(Budgets(model_calls=2), "model_calls"), (Budgets(tool_calls=2), "tool_calls"), (Budgets(tokens=140), "tokens")]
 )
@@ -121,6 +129,7 @@ async def test_a_hard_budget_is_reserved_before_the_call_and_never_exceeded(tmp_
     assert len(requested) <= (budget.tool_calls or 99)
 
 
+@covers("run.budget")
 async def test_a_budget_four_fifths_spent_is_noted_once(tmp_path: Path) -> None:
     turns = [*(Turn(calls=[("peek", f'{{"what":"{n}"}}')]) for n in range(4)), Turn(content="Done.")]
     world = await lived(tmp_path, *turns, budgets=Budgets(model_calls=5))
@@ -128,6 +137,7 @@ async def test_a_budget_four_fifths_spent_is_noted_once(tmp_path: Path) -> None:
     assert notes == ["model_calls: 4 of 5 used"]
 
 
+@covers("tool.layers")
 async def test_a_tool_outside_the_agents_list_is_denied_by_the_layer_that_holds_it(tmp_path: Path) -> None:
     """CC, the three-layer permission model: the connection layer, then the capability layer."""
     narrow = template(nodes=(node(mcp_servers=("workspace",), tools=("read_file", "append_line")),))
@@ -139,6 +149,7 @@ async def test_a_tool_outside_the_agents_list_is_denied_by_the_layer_that_holds_
     assert world.effects == {}
 
 
+@covers("run.cancel")
 async def test_a_cancelled_run_stops_and_says_so(tmp_path: Path) -> None:
     world = World(tmp_path, [READ])
     await world.submit()
@@ -149,6 +160,7 @@ async def test_a_cancelled_run_stops_and_says_so(tmp_path: Path) -> None:
     assert (await verify(RUN, world.log.facts, world.template, TOPOLOGIES["single"])).diverged_at is None
 
 
+@covers("run.deadline")
 async def test_a_run_whose_wall_time_is_spent_ends_by_its_deadline(tmp_path: Path) -> None:
     world = World(tmp_path, [READ], budgets=Budgets(wall_s=0.001))
     await world.submit()
@@ -165,6 +177,7 @@ async def test_an_unreadable_template_ends_the_run_with_the_reason(tmp_path: Pat
     assert failure(world).code == "run.unrunnable"
 
 
+@covers("run.poison")
 async def test_a_run_that_only_ever_kills_the_engine_is_ended_as_poison(tmp_path: Path) -> None:
     world = World(tmp_path, [READ])
     await world.submit()
@@ -193,6 +206,7 @@ class Failing(worlds.ScriptedBackend):
         return await super().chat(request, on_delta)
 
 
+@covers("llm.retry_once")
 @pytest.mark.parametrize(("times", "ends"), [(1, run.RunCompleted), (2, run.RunFailed)])
 async def test_a_dropped_connection_is_retried_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, ends: type[run.RunCompleted | run.RunFailed]
@@ -204,6 +218,7 @@ async def test_a_dropped_connection_is_retried_once(
     assert len([fact for fact in world.log.facts if isinstance(fact.event, LlmRetried)]) == 1
 
 
+@covers("llm.server_fails")
 async def test_a_broken_server_fails_the_run_with_the_servers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worlds, "ScriptedBackend", lambda _: Failing(BackendBroken("HTTP 500: out of memory"), 9))
     world = await lived(tmp_path)
@@ -214,6 +229,7 @@ async def test_a_broken_server_fails_the_run_with_the_servers_words(tmp_path: Pa
 # ---- bugs park
 
 
+@covers("run.parks_on_bug")
 async def test_a_bug_parks_the_run_and_mended_code_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(ctx: Run) -> Outcome:
         raise ZeroDivisionError("a bug")
@@ -228,6 +244,7 @@ async def test_a_bug_parks_the_run_and_mended_code_goes_on(tmp_path: Path, monke
     assert isinstance(world.terminal.event, run.RunCompleted)
 
 
+@covers("run.non_determinism")
 async def test_code_that_asks_for_something_else_than_the_log_holds_parks_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, [READ, Turn(content="Done.")])
     await world.submit()
@@ -246,6 +263,7 @@ async def test_code_that_asks_for_something_else_than_the_log_holds_parks_the_ru
 # ---- log time
 
 
+@covers("run.timer")
 async def test_a_timer_is_a_fact_and_so_is_its_firing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[timedelta] = []
 

@@ -14,11 +14,13 @@ from shared.events import envelope
 from shared.events.envelope import Event, Unknown, body_of, decode, parse, upcast
 from tests.replay import golden
 from tests.replay.golden import FOLDER, Sample, engine_types, load, path_of, sample_of
+from tests.requirements import covers
 
 FILES = sorted(FOLDER.glob("*.json"))
 ADD = "run `python -m tests.replay.golden` and keep the file it adds"
 
 
+@covers("log.versions.golden")
 @pytest.mark.parametrize("event_type", engine_types())
 def test_every_event_type_has_a_sample_of_each_version(event_type: str) -> None:
     lacking = [version for version in range(1, engine_types()[event_type].VERSION + 1) if not path_of(event_type, version).exists()]
@@ -29,6 +31,7 @@ def test_every_sample_is_of_a_type_that_still_exists() -> None:
     assert {path.name.rpartition(".v")[0] for path in FILES} <= set(engine_types()), "a type was removed or renamed: stored logs hold it"
 
 
+@covers("log.versions.golden")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_sample_is_read_by_todays_code_and_comes_back_as_it_was_read(path: Path) -> None:
     sample = load(path)
@@ -107,6 +110,7 @@ def _several(data: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in data.items() if name != "colour"}, "colours": [data["colour"]]}
 
 
+@covers("log.versions.golden")
 @pytest.mark.parametrize(
     ("version", "body"),
     [(1, {"color": "red", "coats": 2}), (2, {"colour": "red", "coats": 2}), (3, {"colours": ["red"], "coats": 2})],
@@ -130,6 +134,7 @@ def test_two_events_cannot_have_one_name() -> None:
         type("Other", (Event,), {"TYPE": "test.painted", "__module__": __name__})
 
 
+@covers("log.versions.golden")
 def test_every_version_before_todays_has_an_upcaster() -> None:
     for event_type, model in engine_types().items():
         for version in range(1, model.VERSION):

@@ -8,6 +8,7 @@ from services.orchestrator.durable.verify import verify
 from services.orchestrator.topologies import TOPOLOGIES
 from shared.events import run
 from shared.template import Features
+from tests.requirements import covers
 from tests.support.world import RUN, Turn, World, node, template
 
 MESSAGE = "Write notes.txt with three words."
@@ -31,6 +32,7 @@ async def guided(folder: Path, *turns: str, cut: int | None = None) -> World:
 WRITE, DONE = '{"tool":"write_file","path":"notes.txt"}', '{"tool":"finish","reply":"It is there."}'
 
 
+@covers("model.guided")
 async def test_a_guided_agent_writes_its_file_and_is_shown_it_before_the_end(tmp_path: Path) -> None:
     world = await guided(tmp_path, WRITE, CONTENT, DONE, DONE)
     assert isinstance(world.terminal.event, run.RunCompleted)
@@ -40,12 +42,14 @@ async def test_a_guided_agent_writes_its_file_and_is_shown_it_before_the_end(tmp
     assert any("check your work" in text and "one two three" in text for text in said)
 
 
+@covers("model.guided")
 async def test_finish_is_offered_only_when_what_is_owed_is_there(tmp_path: Path) -> None:
     world = await guided(tmp_path, WRITE, CONTENT, DONE, DONE)
     schemas = [str(call.response_format) for call in world.backends[0].calls if call.response_format]
     assert ["finish" in schema for schema in schemas] == [False, True, True]
 
 
+@covers("model.guided")
 async def test_a_repeated_action_is_not_run_again_and_not_offered_next(tmp_path: Path) -> None:
     look = '{"tool":"list_files"}'
     world = await guided(tmp_path, look, look, WRITE, CONTENT, DONE, DONE)
@@ -60,6 +64,7 @@ async def test_answers_that_are_no_action_are_sent_back_and_then_fail_the_run(tm
     assert world.terminal.event.code == "run.empty_response"
 
 
+@covers("model.guided", "run.resume.after_crash")
 async def test_a_guided_run_is_resumed_wherever_it_is_cut(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     size = len((await guided(tmp_path / "whole", WRITE, CONTENT, DONE, DONE)).log.facts)

@@ -13,6 +13,7 @@ from shared.events.envelope import Fact
 from shared.events.llm import LlmCompleted
 from shared.events.tool import ToolCompleted
 from tests.replay.test_crash import undisturbed
+from tests.requirements import covers
 from tests.support.world import RUN, World
 
 
@@ -25,11 +26,13 @@ async def world(tmp_path: Path) -> World:
     return await undisturbed(tmp_path)
 
 
+@covers("run.verify")
 async def test_a_finished_run_is_verified_from_its_log_alone(world: World) -> None:
     verdict = await verify(RUN, world.log.facts, world.template, TOPOLOGIES["single"])
     assert (verdict.facts, verdict.diverged_at) == (len(world.log.facts), None)
 
 
+@covers("run.verify.names_edit")
 async def test_an_edited_tool_result_is_reported_by_its_sequence(world: World) -> None:
     results = [fact for fact in world.log.facts if isinstance(fact.event, ToolCompleted)]
     said = [fact for fact in results if fact.event.tool != "list_files"]  # type: ignore[union-attr]
@@ -46,6 +49,7 @@ async def test_an_edited_answer_of_the_model_is_reported_by_its_sequence_or_by_w
             assert await check(world, world.log.with_body(fact.seq, edited).facts) == fact.seq
 
 
+@covers("run.verify.names_edit")
 async def test_an_edited_call_of_the_model_is_reported(world: World) -> None:
     first = next(fact for fact in world.log.facts if isinstance(fact.event, LlmCompleted))
     assert isinstance(first.event, LlmCompleted)
@@ -55,6 +59,7 @@ async def test_an_edited_call_of_the_model_is_reported(world: World) -> None:
     assert await check(world, edited.facts) == request.seq
 
 
+@covers("run.verify.names_edit")
 async def test_an_edited_message_of_the_engine_is_reported_by_its_sequence(world: World) -> None:
     for fact in world.log.facts:
         if isinstance(fact.event, run.MessageAdded):
@@ -62,11 +67,13 @@ async def test_an_edited_message_of_the_engine_is_reported_by_its_sequence(world
             assert await check(world, world.log.with_body(fact.seq, edited).facts) == fact.seq
 
 
+@covers("run.verify.names_edit")
 async def test_a_removed_fact_is_reported(world: World) -> None:
     request = next(fact for fact in world.log.facts if isinstance(fact.event, run.LlmRequested) and fact.event.turn == 2)
     assert await check(world, [fact for fact in world.log.facts if fact is not request]) is not None
 
 
+@covers("run.verify.names_edit")
 async def test_an_edited_ending_is_reported_by_its_sequence(world: World) -> None:
     edited = world.terminal.event.model_copy(update={"reply": "Nothing was done."})
     assert await check(world, world.log.with_body(world.terminal.seq, edited).facts) == world.terminal.seq

@@ -17,6 +17,7 @@ from aetherium.launcher import state
 from aetherium.launcher.process import ProcessStatus, State
 from aetherium.launcher.state import Model
 from shared.config import ChromaSettings, InferenceSettings, NatsSettings, PostgresSettings, Settings
+from tests.requirements import covers
 
 runner = CliRunner()
 
@@ -59,6 +60,7 @@ def test_status_without_an_engine_says_what_to_run(tmp_path: Path) -> None:
     assert json.loads(as_json.stdout)["error"]["code"] == "input.not_found"
 
 
+@covers("stack.config")
 def test_a_wrong_setting_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHERIUM_GATEWAY__PROT", "1")
     said = aetherium("doctor")
@@ -77,6 +79,7 @@ def test_a_password_is_not_shown() -> None:
     assert without_password("nats://127.0.0.1:4222") == "nats://127.0.0.1:4222"
 
 
+@covers("stack.doctor")
 def test_doctor_finds_what_the_engine_needs_installed(tmp_path: Path) -> None:
     found = {check.name: check for check in doctor.checks(Settings(data_dir=tmp_path, inference=InferenceSettings(detect=False)))}
     assert found["nats-server"].grade is Grade.OK
@@ -97,6 +100,7 @@ def test_doctor_does_not_ask_for_what_runs_elsewhere(tmp_path: Path) -> None:
     assert {check.name for check in doctor.checks(elsewhere)} == {"python", "data folder", "disk", "port", "model"}
 
 
+@covers("stack.doctor")
 def test_doctor_fails_for_a_configured_model_server_that_is_silent(tmp_path: Path) -> None:
     silent = Settings(data_dir=tmp_path, inference=InferenceSettings(url="http://127.0.0.1:9"))
     found = {check.name: check for check in doctor.checks(silent)}

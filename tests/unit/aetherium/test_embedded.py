@@ -15,12 +15,14 @@ import pytest
 from aetherium.launcher import llama, model_file, nats, postgres
 from aetherium.launcher.errors import CannotStart
 from aetherium.launcher.model_file import ModelFile
+from tests.requirements import covers
 
 PARTS = [b"one", b"two", b"three"]
 WHOLE = b"".join(PARTS)
 SMALL = ModelFile("small", "no_such_package_", 3, len(WHOLE), hashlib.sha256(WHOLE).hexdigest())
 
 
+@covers("stack.fsync")
 def test_the_log_server_flushes_every_fact_and_listens_on_loopback_only(tmp_path: Path) -> None:
     config = nats.render_config(port=4222, monitor_port=8222, store=tmp_path)
     assert "sync_interval: always" in config
@@ -70,6 +72,7 @@ def sources(folder: Path, parts: list[bytes]) -> list[Path]:
     return paths
 
 
+@covers("stack.model_file")
 def test_the_model_is_assembled_once_from_its_parts(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     made = model_file.assemble(SMALL, sources(tmp_path, PARTS), cache)
@@ -78,6 +81,7 @@ def test_the_model_is_assembled_once_from_its_parts(tmp_path: Path) -> None:
     assert model_file.assemble(SMALL, [], cache) == made  # nothing is read again
 
 
+@covers("stack.model_file")
 def test_parts_of_another_model_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with pytest.raises(CannotStart, match="do not add up"):

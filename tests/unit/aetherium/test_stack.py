@@ -11,6 +11,7 @@ from aetherium.launcher import stack
 from aetherium.launcher.stack import Plan, make_plan
 from shared import config
 from shared.config import ChromaSettings, GatewaySettings, InferenceSettings, NatsSettings, PostgresSettings, Settings
+from tests.requirements import covers
 
 NO_MODEL = InferenceSettings(detect=False, local_model=False)
 ELSEWHERE: dict[str, Any] = {
@@ -59,6 +60,7 @@ async def test_every_service_gets_the_same_addresses_and_a_health_port_of_its_ow
     assert {service.data_dir for service in services} == {tmp_path}
 
 
+@covers("stack.ports")
 async def test_a_taken_gateway_port_is_replaced_and_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]

@@ -14,6 +14,7 @@ import pytest
 from aetherium.launcher.errors import CannotStart
 from aetherium.launcher.process import ProcessSpec, ProcessStatus, State
 from aetherium.launcher.supervisor import Supervisor, layers
+from tests.requirements import covers
 from tests.unit.aetherium.children import STAYS, STUBBORN, file_exists, is_gone, python, until
 
 
@@ -58,6 +59,7 @@ def test_an_order_that_cannot_be_kept_is_refused(after: dict[str, Sequence[str]]
         layers(after)
 
 
+@covers("stack.start")
 async def test_a_process_starts_only_when_those_before_it_are_ready(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     seen: list[tuple[str, State]] = []
@@ -84,6 +86,7 @@ async def test_dependents_are_stopped_before_what_they_depend_on(tmp_path: Path)
     assert stopped == ["edge", "service", "log"]
 
 
+@covers("stack.start")
 async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
     async with supervised(tmp_path, python("worker", STAYS)) as supervisor:
         await all_ready(supervisor)

@@ -21,6 +21,7 @@ from shared.events.envelope import Event, Fact, body_of, headers_of, subject_of
 from shared.events.run import LlmRequested, RunCompleted, RunStarted, RunSubmitted
 from shared.subjects import Aggregate
 from shared.testing.clock import FakeClock
+from tests.requirements import covers
 
 SUBMITTED = RunSubmitted(project_id=3, template_id="t", template=BlobRef(sha256="x", size=1), message="Do it.", pins=Pins(template="x"))
 EVENTS: list[Event] = [
@@ -125,6 +126,7 @@ def test_show_names_what_a_run_did() -> None:
     assert "7 read" in text
 
 
+@covers("demo.checked")
 def test_the_demo_believes_the_file_and_not_the_model(tmp_path: Path) -> None:
     file = tmp_path / "primes.txt"
     done = Run.model_validate({**RUN, "status": "completed", "workspace": str(tmp_path), "response": "All 25 primes are in primes.txt."})

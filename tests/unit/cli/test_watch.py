@@ -18,6 +18,7 @@ from shared.events.tool import ToolCompleted, ToolDenied
 from shared.runlog import call, line_of
 from shared.subjects import Aggregate
 from shared.testing.clock import FakeClock
+from tests.requirements import covers
 
 
 @dataclass
@@ -39,6 +40,7 @@ def fact(event: Event, seq: int = 1) -> Fact:
     return Fact(seq, "i", FakeClock().now(), "s", Aggregate(event.TYPE.split(".")[0], "r1"), event)
 
 
+@covers("cli.live")
 def test_facts_are_lines_with_the_time_since_the_start() -> None:
     shown = Shown()
     screen = shown.screen()
@@ -58,6 +60,7 @@ def test_streamed_text_is_joined_and_the_next_fact_begins_a_line() -> None:
     assert shown.lines == [" " * 11 + "Hello", " " * 11 + "there", "    0.0 s  completed"]
 
 
+@covers("cli.live")
 def test_a_silent_model_is_announced_every_few_seconds() -> None:
     shown = Shown()
     screen = shown.screen()

@@ -16,6 +16,7 @@ import pytest
 from services.containers.local import LocalRuntime, environment, is_loopback
 from services.containers.output import HeadAndTail
 from services.containers.runtime import ContainerFault, ContainerRuntime, Ended, ExecResult, Project, UnsafeRuntime
+from tests.requirements import covers
 
 
 @pytest.fixture
@@ -87,6 +88,7 @@ async def test_python_and_python3_are_both_there_and_work(run: Run) -> None:
     assert (result.output, result.exit_code) == ("3\n3\n", 0)
 
 
+@covers("shell.environment")
 async def test_a_command_sees_nothing_of_the_engines_environment(run: Run, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHERIUM_SECRET", "x")
     monkeypatch.setenv("MY_API_TOKEN", "x")
@@ -124,6 +126,7 @@ async def test_a_command_that_cannot_start_is_a_fault_and_may_be_tried_again(
 # ---- nothing is left running
 
 
+@covers("shell.bounded")
 async def test_at_the_time_bound_the_whole_tree_is_killed_and_what_came_is_kept(run: Run, workspace: Path) -> None:
     name = marker()
     result = await run(f"echo began; (sleep {name} & sleep {name}; touch done) | cat", timeout_s=0.4)
@@ -226,6 +229,7 @@ async def test_no_descriptor_is_left_after_many_commands(run: Run) -> None:
 # ---- once
 
 
+@covers("shell.once")
 async def test_a_command_runs_once_however_often_it_is_asked_for(run: Run, workspace: Path) -> None:
     first, second = await asyncio.gather(*(run("echo x >> count; sleep 0.1; cat count", exec_id="a") for _ in range(2)))
     third = await run("another text, the same id", exec_id="a")
@@ -248,6 +252,7 @@ async def test_a_command_goes_on_while_somebody_still_waits_for_it(run: Run, wor
 # ---- bounded
 
 
+@covers("shell.bounded")
 async def test_a_flood_of_output_is_cut_in_bounded_memory_and_still_has_its_exit_code(run: Run) -> None:
     size = 50 * 2**20
     tracemalloc.start()
@@ -297,6 +302,7 @@ async def test_ensure_makes_the_workspace_and_says_that_nothing_is_isolated(tmp_
     assert (await runtime.describe(4)).state == "absent"
 
 
+@covers("shell.loopback_only")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "engine.example", ""])
 def test_an_api_that_strangers_can_reach_stops_the_start(tmp_path: Path, host: str) -> None:
     with pytest.raises(UnsafeRuntime, match="Bind it to 127"):

@@ -22,6 +22,7 @@ from shared.events.envelope import Fact, Unknown
 from shared.events.run import Noted, RunCompleted, RunStarted, RunSubmitted, StepCompleted
 from shared.subjects import Aggregate
 from shared.testing.memory import MemoryLog
+from tests.requirements import covers
 from tests.unit.gateway.conftest import MemoryLive, World, make_gateway, opened, put, served, until
 
 
@@ -95,6 +96,7 @@ async def run_of(log: MemoryLog, run_id: str, facts: int) -> None:
     await write(log, run_id, first=2, last=facts)
 
 
+@covers("api.events")
 async def test_history_comes_first_then_what_happens_and_the_stream_ends_with_the_run(world: World, url: str) -> None:
     await run_of(world.log, "r1", 3)
     reader = asyncio.create_task(read_all(f"{url}/api/runs/r1/events"))
@@ -108,6 +110,7 @@ async def test_history_comes_first_then_what_happens_and_the_stream_ends_with_th
     assert set(data) >= {"seq", "id", "type", "time", "source", "runGuid", "data"}
 
 
+@covers("api.events.resume")
 async def test_a_client_that_comes_back_gets_every_fact_once_while_others_are_written(world: World, url: str) -> None:
     address = f"{url}/api/runs/r1/events"
     await run_of(world.log, "r1", 40)
@@ -126,6 +129,7 @@ async def test_the_id_may_stand_in_the_query_for_clients_that_cannot_set_headers
     assert (await read_all(f"{url}/api/runs/r1/events?lastEventId=4")).seqs == [5, 6]
 
 
+@covers("api.events.resume")
 async def test_ids_are_the_same_after_a_restart_of_the_gateway(world: World, url: str, tmp_path: Path) -> None:
     await run_of(world.log, "r1", 5)
     await put(world.log, "r1", RunCompleted())
@@ -270,6 +274,7 @@ async def drain(source: AsyncIterator[bytes], until: int) -> list[int]:
     return seqs
 
 
+@covers("api.events.slow_reader")
 async def test_a_reader_too_slow_for_its_queue_loses_nothing(tmp_path: Path) -> None:
     log = MemoryLog()
     gateway = make_gateway(log, tmp_path, MemoryLive(), Policy())

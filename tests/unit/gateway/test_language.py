@@ -8,9 +8,11 @@ import pytest
 from services.gateway.routers import language
 from shared.events import event_types
 from shared.events.run import RunCompleted
+from tests.requirements import covers
 from tests.unit.gateway.conftest import World
 
 
+@covers("api.schemas")
 async def test_every_type_has_a_schema_that_its_events_fit(world: World) -> None:
     listed = (await world.client.get("/schemas")).json()["schemas"]
     assert {row["type"] for row in listed} >= {"run.submitted", "llm.completed", "tool.completed", "project.created"}

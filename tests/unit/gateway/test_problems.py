@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.gateway import submission
 from services.gateway.body import parse
 from services.gateway.core import Policy
 from services.gateway.problems import MEDIA_TYPE, Malformed, body_of
@@ -17,6 +19,8 @@ from services.gateway.requests import RunFromTemplate
 from services.gateway.submission import Limits
 from shared.errors import ServiceUnavailable
 from shared.events.content import Budgets
+from shared.events.envelope import Fact
+from tests.requirements import covers
 from tests.unit.gateway.conftest import ASK, World, opened
 
 PATH = "/api/orchestrator/run-from-template"
@@ -33,6 +37,7 @@ def problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     return body
 
 
+@covers("api.problems")
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -64,6 +69,7 @@ async def test_an_unknown_field_lists_the_known_ones(world: World) -> None:
     assert "sourceAgent" in problem(await world.client.post(PATH, json={**ASK, "sorceAgent": "x"}), 422)["detail"]
 
 
+@covers("api.problems")
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -88,6 +94,7 @@ async def test_a_body_of_another_kind_is_refused(world: World) -> None:
         assert body["field"] == "Content-Type"
 
 
+@covers("api.problems")
 async def test_an_unknown_template_lists_those_that_exist(world: World) -> None:
     body = problem(await world.client.post(PATH, json={**ASK, "templateId": "nope"}), 404)
     assert body["field"] == "templateId"
@@ -109,6 +116,7 @@ async def test_a_message_of_too_many_bytes_is_refused_before_the_log_sees_it(tmp
         assert wide.log.facts == []
 
 
+@covers("api.problems")
 async def test_an_over_long_body_is_refused_with_the_number(world: World) -> None:
     body = problem(await world.client.post(PATH, json={**ASK, "message": "x" * 60_000}), 413)
     assert body["limit"] == 50_000
@@ -146,6 +154,17 @@ async def test_a_tools_service_that_is_away_is_named_and_nothing_is_stored(world
     assert world.log.facts == []
 
 
+async def test_a_log_that_does_not_answer_is_told_with_what_to_do(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "PATIENCE_S", 0.05)
+
+    async def never(writes: object) -> list[list[Fact]]:
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(world.log, "commit", never)
+    answer = await world.client.post(PATH, json=ASK)
+    assert "Idempotency-Key" in problem(answer, 503)["detail"]
+
+
 async def test_an_unknown_path_and_a_wrong_method_are_problems(world: World) -> None:
     problem(await world.client.get("/api/nope"), 404)
     problem(await world.client.delete("/api/runs"), 405)
@@ -156,6 +175,7 @@ async def test_a_wrong_parameter_is_named(world: World) -> None:
     assert problem(await world.client.get("/api/orchestrator/runs/x/logs"), 422)["field"] == "projectId"
 
 
+@covers("api.problems.bug")
 async def test_a_bug_is_a_problem_without_inner_detail(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("secret inside")
@@ -165,6 +185,7 @@ async def test_a_bug_is_a_problem_without_inner_detail(world: World, monkeypatch
     assert "secret" not in json.dumps(body)
 
 
+@covers("api.token")
 async def test_with_a_token_everything_but_health_needs_it(tmp_path: Path) -> None:
     async with opened(tmp_path, Policy(token="s3cret")) as world:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}, {"Authorization": "Bearer"}):
@@ -176,6 +197,7 @@ async def test_with_a_token_everything_but_health_needs_it(tmp_path: Path) -> No
         assert (await world.client.get("/api/runs", headers={"Authorization": "bearer s3cret"})).status_code == 200
 
 
+@covers("api.token")
 @pytest.mark.parametrize(
     ("host", "allowed"),
     [("127.0.0.1:5257", True), ("localhost", True), ("[::1]:5257", True), ("evil.example", False), ("10.0.0.7:5257", False)],

@@ -27,6 +27,7 @@ from shared.events.signal import CancelRequested
 from shared.subjects import Aggregate
 from shared.template import parse_template
 from shared.transcript import reference
+from tests.requirements import covers
 from tests.unit.gateway.conftest import ASK, World, put, until
 
 FROM_TEMPLATE = "/api/orchestrator/run-from-template"
@@ -38,6 +39,7 @@ def event_of(world: World, seq: int) -> RunSubmitted:
     return event
 
 
+@covers("api.submit")
 async def test_the_answer_comes_when_the_run_is_final(world: World) -> None:
     asking = asyncio.create_task(world.client.post(FROM_TEMPLATE, json=ASK))
     run_id = (await world.submitted())[0].scope
@@ -70,6 +72,7 @@ async def test_a_run_that_did_not_succeed_says_why(world: World, event: RunFaile
     assert (body["success"], body["status"], body["reason"]) == (False, status, reason)
 
 
+@covers("api.submit", "run.pins")
 async def test_without_waiting_the_run_is_queued_and_everything_is_pinned(world: World) -> None:
     overrides = {"modelId": "m", "temperature": 0.5, "seed": 7, "budgets": {"modelCalls": 3, "wallS": 9}}
     answer = await world.client.post(f"{FROM_TEMPLATE}?wait=false", json={**ASK, "description": "d", "overrides": overrides})
@@ -101,6 +104,7 @@ async def test_project_numbers_go_on_after_a_restart_and_past_those_of_another_g
     assert answer.json()["projectId"] == 42
 
 
+@covers("api.submit.idempotent")
 async def test_a_repeated_key_gives_the_same_run_and_stores_nothing(world: World) -> None:
     key = {"Idempotency-Key": "build-1"}
     first = await world.client.post(f"{FROM_TEMPLATE}?wait=false", json=ASK, headers=key)
@@ -135,6 +139,7 @@ async def test_half_an_emoji_and_a_null_character_are_stored_as_a_visible_mark(w
     assert event_of(world, 2).message == "cut \ufffd \ufffd 😀 \\u0000"
 
 
+@covers("api.cancel")
 async def test_cancelling_records_the_wish_once(world: World) -> None:
     run_id = await world.start_run()
     for _ in range(2):
@@ -145,6 +150,7 @@ async def test_cancelling_records_the_wish_once(world: World) -> None:
     assert (await world.client.get(f"/api/runs/{run_id}")).json()["cancelRequested"] is True
 
 
+@covers("api.cancel")
 async def test_a_project_is_cancelled_by_number_and_with_no_body(world: World) -> None:
     run_id = await world.start_run()
     answer = await world.client.post("/api/orchestrator/runs/1/cancel")
@@ -161,6 +167,7 @@ async def test_a_run_that_has_ended_cannot_be_cancelled(world: World) -> None:
     assert not await world.log.read(subjects.every("signal.cancel_requested"))
 
 
+@covers("api.status")
 async def test_a_run_shows_its_fold_and_its_workspace(world: World) -> None:
     run_id = await world.start_run(sourceAgent="ci")
     await put(
@@ -196,6 +203,7 @@ async def test_runs_are_listed_newest_first_and_filtered(world: World) -> None:
     assert (await world.client.get("/api/runs?status=odd")).json()["field"] == "status"
 
 
+@covers("api.status")
 async def test_the_build_log_is_text_or_json(world: World) -> None:
     run_id = await world.start_run()
     await world.finish(run_id)
@@ -205,6 +213,7 @@ async def test_the_build_log_is_text_or_json(world: World) -> None:
     assert [line["seq"] for line in lines] == [2, 3, 4]
 
 
+@covers("api.status", "run.prompt_rebuilt")
 async def test_the_prompt_of_a_call_is_rebuilt(world: World) -> None:
     run_id = await world.start_run()
     said = (await put(world.log, run_id, MessageAdded(key="u", agent="coder", role="user", content="Hi.")))[0]
@@ -214,6 +223,7 @@ async def test_the_prompt_of_a_call_is_rebuilt(world: World) -> None:
     assert (await world.client.get(f"/api/runs/{run_id}/prompt/c2")).json()["field"] == "callId"
 
 
+@covers("api.problems")
 @pytest.mark.parametrize("run_id", ["nope", "*", ">", "1", "a.b"])
 async def test_an_unknown_run_is_not_found_and_no_wildcard_finds_another(world: World, run_id: str) -> None:
     await world.start_run()  # also makes project "1", whose facts must not pass for a run's

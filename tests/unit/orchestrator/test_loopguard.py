@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.orchestrator.loopguard import Advice, Repeats, advise, key_of, ran, told
+from tests.requirements import covers
 
 CALL = key_of("run", {"a": 1, "b": 2})
 
 
+@covers("run.loop_guard")
 def test_three_equal_calls_run_two_more_are_answered_and_then_the_loop_ends() -> None:
     state, advice = Repeats(), []
     for _ in range(6):

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 from services.orchestrator.owed import and_list, missing, named_files, owed_by
+from tests.requirements import covers
 
 
+@covers("run.owed_files")
 @pytest.mark.parametrize(
     ("request_text", "files"),
     [

@@ -14,6 +14,7 @@ from services.scheduler.dialects.calls import NativeCall, ParsedCall, Reading
 from services.scheduler.dialects.harmony import without_markers
 from services.scheduler.dialects.salvage import read_reply
 from services.scheduler.dialects.scan import Braces
+from tests.requirements import covers
 
 
 def schema(*required: str, **properties: str) -> dict[str, Any]:
@@ -50,6 +51,7 @@ THE_CALL = [("read_file", {"path": "a"})]
 # --- the ways of writing
 
 
+@covers("model.salvage")
 @pytest.mark.parametrize(
     "content",
     [
@@ -96,6 +98,7 @@ def test_a_call_is_read_in_every_way_that_models_write_it_and_leaves_nothing_to_
     assert only(reading).source == "salvaged"
 
 
+@covers("model.salvage")
 def test_several_calls_keep_their_order_and_the_words_around_them_stay() -> None:
     reading = read(f'First:\n{A_CALL}\nthen\n{{"tool": "list_dir", "args": {{}}}} {{"name": "finish", "arguments": {{}}}}\nThat is all.')
     assert [name for name, _ in called(reading)] == ["read_file", "list_dir", "finish"]
@@ -123,6 +126,7 @@ def test_text_in_tags_becomes_what_the_schema_declares() -> None:
     assert called(read(tagged + "</function>")) == [("write_file", expected)]
 
 
+@covers("model.repair")
 def test_raw_newlines_and_escapes_that_json_lacks_are_read_as_they_are_meant() -> None:
     reading = read('{"name": "write_file", "arguments": {"path": "re.py", "content": "a\n\\d+\\.b\\n"}}')
     assert only(reading).arguments["content"] == "a\n\\d+\\.b\n"
@@ -182,6 +186,7 @@ def test_channels_tell_thoughts_from_the_answer() -> None:
 # --- what is cut off or broken
 
 
+@covers("model.salvage.cut")
 @pytest.mark.parametrize(
     "content",
     [
@@ -247,6 +252,7 @@ def test_native_arguments_that_are_no_whole_object_are_an_error_and_not_complete
     assert call.arguments == {}
 
 
+@covers("model.repair")
 @pytest.mark.parametrize("arguments", ["{'path': 'a'}", '{"path": "a",}', '"{\\"path\\": \\"a\\"}"', '{{"path": "a"}}', ' {"path": "a"}\n'])
 def test_native_arguments_with_a_slip_are_mended(arguments: str) -> None:
     assert called(read("", NativeCall("read_file", arguments))) == THE_CALL
@@ -316,6 +322,7 @@ def cleaned(value: Any) -> Any:
     return json.loads(json.dumps(value).replace("\\u0000", "\\ufffd"))
 
 
+@covers("model.salvage")
 @FEW
 @given(st.lists(CALLS, min_size=1, max_size=3), st.sampled_from(WRAPS), st.booleans())
 def test_a_valid_call_is_never_lost_or_changed(calls: list[dict[str, Any]], wrap: str, ascii_only: bool) -> None:
@@ -323,6 +330,7 @@ def test_a_valid_call_is_never_lost_or_changed(calls: list[dict[str, Any]], wrap
     assert called(read(content)) == [(call["name"], cleaned(call["arguments"])) for call in calls]
 
 
+@covers("model.salvage.cut")
 @FEW
 @given(CALLS, st.sampled_from(WRAPS), st.data())
 def test_a_reply_cut_anywhere_gives_the_whole_call_or_none(call: dict[str, Any], wrap: str, data: st.DataObject) -> None:

@@ -14,6 +14,7 @@ from shared.prompt import rebuild
 from shared.subjects import Aggregate
 from shared.testing.memory import MemoryLog
 from shared.transcript import Message, reference
+from tests.requirements import covers
 
 SCHEMA = {"type": "function", "function": {"name": "list_files", "parameters": {}}}
 CALL = ToolCall(call_id="call_1", name="list_files", arguments={"path": "."})
@@ -68,6 +69,7 @@ EXPECTED: list[Message] = [
 ]
 
 
+@covers("run.prompt_rebuilt")
 async def test_a_prompt_holds_all_messages_along_its_chain_and_its_tools() -> None:
     log = MemoryLog()
     first, second = await Conversation(log).play()
@@ -84,6 +86,7 @@ async def test_a_call_that_extends_nothing_starts_a_new_list() -> None:
     assert (await rebuild(log, await ask(log, summary))).messages == [{"role": "user", "content": "So far: one file."}]
 
 
+@covers("run.prompt_rebuilt")
 async def test_the_cache_gives_the_same_bytes_and_spares_the_log() -> None:
     log = MemoryLog()
     first, second = await Conversation(log).play()

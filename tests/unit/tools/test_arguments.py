@@ -13,6 +13,7 @@ from pydantic import Field
 from services.tools.servers import SERVERS, Ports, build_servers
 from services.tools.servers.arguments import BadArguments, fitted
 from services.tools.servers.base import CatalogueError, Tier, ToolSpec, catalogue, declare
+from tests.requirements import covers
 from tests.unit.tools.doubles import ScriptedRuntime
 
 
@@ -92,6 +93,7 @@ async def test_two_tools_of_one_name_stop_the_start() -> None:
         await catalogue(servers)
 
 
+@covers("tool.arguments")
 @pytest.mark.parametrize(
     ("tool", "arguments", "sentence"),
     [

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.tools.paths import Missing, ToolRefusal, Workspace, WorkspaceGone, parts_of
+from tests.requirements import covers
 
 ROOT = Path("/data/ws/run7")
 
@@ -77,6 +78,7 @@ def test_a_path_inside_the_workspace_is_folded_to_its_components(path: str, part
     assert parts_of(path, ROOT) == parts
 
 
+@covers("tool.paths.words")
 @pytest.mark.parametrize(
     "path",
     [
@@ -107,6 +109,7 @@ def test_a_path_that_no_file_can_have_is_refused(path: str) -> None:
         parts_of(path, ROOT)
 
 
+@covers("tool.paths")
 @given(st.lists(st.sampled_from(["..", ".", "", "a", "run7", "run7-private", "data", "ws", "workspace"]), max_size=12), st.booleans())
 def test_no_folding_leaves_a_step_up_in_the_components(parts: list[str], absolute: bool) -> None:
     with suppress(ToolRefusal):
@@ -114,6 +117,7 @@ def test_no_folding_leaves_a_step_up_in_the_components(parts: list[str], absolut
         assert not {"..", ".", ""} & set(folded)
 
 
+@covers("tool.paths.words")
 @pytest.mark.parametrize("name", ["secret.txt", "no-such-file.txt"])
 def test_every_operation_refuses_an_outside_path_in_the_same_words_whether_it_exists_or_not(
     workspace: Workspace, outside: Path, name: str
@@ -126,6 +130,7 @@ def test_every_operation_refuses_an_outside_path_in_the_same_words_whether_it_ex
     assert [each.name for each in outside.iterdir()] == ["secret.txt"]
 
 
+@covers("tool.paths")
 @pytest.mark.parametrize("path", ["link/secret.txt", "link/no-such-file.txt", "link/sub/deeper/x", "dangling/x", "loop/x"])
 def test_nothing_goes_through_a_link_to_a_folder(workspace: Workspace, outside: Path, path: str) -> None:
     for operation in operations(workspace, path):
@@ -178,6 +183,7 @@ def test_pipes_and_sockets_and_folders_are_not_opened_as_files(workspace: Worksp
                 operation()
 
 
+@covers("tool.paths")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a device")
 def test_a_device_is_not_opened(workspace: Workspace) -> None:
     try:
@@ -232,6 +238,7 @@ def test_a_move_never_replaces_what_is_there(workspace: Workspace) -> None:
     assert workspace.read_bytes("new/c.txt") == b"b"
 
 
+@covers("tool.paths")
 def test_a_folder_swapped_for_a_link_at_any_moment_never_lets_a_write_or_a_read_out(workspace: Workspace, outside: Path) -> None:
     real, trap, done = workspace.root / "ok", workspace.root / "trap", threading.Event()
     trap.symlink_to(outside)

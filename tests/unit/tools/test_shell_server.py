@@ -14,6 +14,7 @@ from services.tools.servers import snapshot
 from services.tools.servers.base import UNKNOWN_SHA256, CallContext
 from services.tools.servers.invoke import bound_of, invoke
 from services.tools.servers.shell import ExecResult
+from tests.requirements import covers
 from tests.unit.tools.doubles import ScriptedRuntime, desk
 
 
@@ -55,6 +56,7 @@ async def test_output_that_a_store_cannot_hold_is_cleaned(tmp_path: Path) -> Non
     assert text == "E\ufffdr\ufffd\ufffd\n[exit code 0]"
 
 
+@covers("tool.changes")
 async def test_files_that_a_command_changed_are_recorded_with_what_stood_there_before(tmp_path: Path) -> None:
     def work(root: Path) -> ExecResult:
         (root / "made.txt").write_text("new")

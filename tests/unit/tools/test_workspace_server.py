@@ -14,6 +14,7 @@ from mcp import Client
 from services.tools.servers import workspace as module
 from services.tools.servers.base import CallContext, Changes, current_call, current_changes
 from services.tools.servers.invoke import invoke
+from tests.requirements import covers
 from tests.unit.tools.doubles import Desk, desk
 
 
@@ -29,6 +30,7 @@ def sha256(data: bytes) -> str:
 # ---- writing
 
 
+@covers("tool.changes")
 async def test_a_file_is_written_exactly_as_given_and_recorded_with_both_sides(tools: Desk) -> None:
     content = '{"port": 8080, "debug": true}'
     created = await tools.call("write_file", path="/workspace/conf/cfg.json", content=content)
@@ -57,6 +59,7 @@ async def test_null_characters_and_half_emoji_in_content_do_not_fail_the_write(t
     assert (tools.root / "a.txt").read_text() == "cut \ufffd and \ufffd end 😀"
 
 
+@covers("tool.paths")
 async def test_escaping_paths_are_refused_by_every_tool_and_nothing_is_recorded(tools: Desk, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("secret")
     (tools.root / "link").symlink_to(tmp_path)
@@ -227,6 +230,7 @@ async def test_a_search_that_finds_too_much_is_cut_and_says_so(tools: Desk) -> N
     assert text.endswith("[cut: more lines match after 100. Search in one folder, or for a longer pattern.]")
 
 
+@covers("tool.search_bounded")
 async def test_a_pattern_that_would_never_end_is_stopped_and_the_process_goes_on(tools: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEARCH_S", 0.3)
     (tools.root / "a.txt").write_text("a" * 5000 + "b\n")

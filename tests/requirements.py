@@ -1,0 +1,149 @@
+"""The behaviours that the engine must have, each with an id that the tests of it cite.
+
+    @covers("run.resume.after_crash")
+    async def test_a_run_cut_after_any_fact_…
+
+`tests/unit/test_requirements.py` holds both directions: every id is covered by a test that is collected, and
+every id that a test cites is in this list. `PENDING` names the ids whose test is still to be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+REQUIRED: Mapping[str, str] = {
+    # the log
+    "log.append.conflict": "An append after another sequence than the aggregate's last is refused and stores nothing.",
+    "log.append.atomic": "Facts that belong together are all stored or none, also over several aggregates.",
+    "log.append.lost_ack": "An append whose answer was lost is found again, stored once, and told from a conflict.",
+    "log.append.together": "Writers at the same time share commits, lose nothing, and cannot fail each other.",
+    "log.append.outage": "Acknowledged facts survive a killed server, and appends wait for it.",
+    "log.read.order": "Facts are read back whole and in order from any sequence, and one by one by their sequence.",
+    "log.follow.no_gap": "A follower gets history and what comes, each fact once, through a cut connection too.",
+    "log.envelope.cloudevents": "A fact travels as a CloudEvents 1.0 message with its version and its trace.",
+    "log.versions.golden": "Every version of every event that was ever written is read by today's code.",
+    "log.unreadable": "A message that cannot be read stops no follower and is no silent hole.",
+    "blobs.by_digest": "Content of any size comes back byte for byte, is stored once, and is never returned damaged.",
+    # durable work
+    "inbox.once": "A request goes to one process, and what was answered is not given out again.",
+    "inbox.recover": "A restarted process takes up at once what it had not answered; what a dead one held goes to a living one.",
+    "inbox.poison": "A request that nobody can read or answer ends after bounded tries, with a dead letter.",
+    # runs
+    "run.complete": "A scripted run completes, and its effects happen once.",
+    "run.resume.after_crash": "A run cut after any of its facts and resumed ends as the undisturbed one, with nothing finished done again.",
+    "run.resume.repeatedly": "A run that is cut several times resumes each time.",
+    "run.resume.within_5_s": "After a kill another process or the restarted one goes on within 5 s at the 95th percentile.",
+    "run.verify": "A finished run is verified from its log alone.",
+    "run.verify.names_edit": "An edited fact of a log is reported by its sequence.",
+    "run.parks_on_bug": "A bug in the engine's code parks the run, and mended code goes on with it.",
+    "run.non_determinism": "Code that asks for something else than the log holds is stopped with both sides.",
+    "run.poison": "A run that only ever kills the engine is ended with that reason.",
+    "run.cancel": "A cancelled run stops and says so.",
+    "run.deadline": "A run whose wall time is spent ends by its deadline.",
+    "run.budget": "A hard budget is reserved before a call, never exceeded, and warned of before.",
+    "run.pins": "A run keeps the digests of template, prompts and tools, and the engine's version, that it was submitted under.",
+    "run.turn_cap": "An agent that never answers is ended by the cap on its turns.",
+    "run.loop_guard": "A call that is repeated with the same result is answered, and then ends the loop.",
+    "run.empty_turn": "An empty answer is asked again, and then fails the run.",
+    "run.owed_files": "Files that the request names or the node owes are held to, with two repairs, before the run may end.",
+    "run.timer": "A wait is a fact and so is its end, so a replay takes the same branch.",
+    "run.prompt_rebuilt": "The exact prompt of a model call is rebuilt from the log, and equals what was sent.",
+    "run.long_conversation": "A conversation of 400 calls costs the log the same for each call, and its last prompt is rebuilt byte for byte.",
+    # small models
+    "model.guided": "A model that cannot call tools is asked action by action under a schema of what may be done now.",
+    "model.reask": "A turn that calls no tool though one is due is asked once more under a schema.",
+    "model.salvage": "Calls that a model wrote into its content are found in every form that models write them.",
+    "model.salvage.cut": "A call that is not whole is not run.",
+    "model.repair": "Arguments with a slip are mended, and nothing is made up.",
+    # the scheduler
+    "llm.wire": "Every backend sends and reads the wire format as a real llama-server does.",
+    "llm.stream_broken": "A stream that breaks, lies or stays silent is a fault that keeps what had come.",
+    "llm.retry_once": "A dropped connection is retried once.",
+    "llm.server_fails": "A server that answers 500s ends the run with the server's words.",
+    "llm.garbage": "A server that sends garbage, half a stream or no answer ends the run with a reason, inside its budgets.",
+    "llm.detect": "A server on a usual port is found, and something else on that port is not taken for one.",
+    "llm.none": "Without a server and without a local model a run fails in seconds and says what to do.",
+    # tools
+    "tool.at_most_once": "A tool call that may not be repeated runs at most once, whatever crashes, and the model is told.",
+    "tool.layers": "A tool outside an agent's servers or list is denied by the layer that holds it.",
+    "tool.paths": "No path leaves the workspace: neither by steps, absolute names, links, devices nor by a swap in between.",
+    "tool.paths.words": "A refused path is answered with what to do instead, the same whether the place exists or not.",
+    "tool.arguments": "A wrong call is answered with one sentence and a right call.",
+    "tool.changes": "Files that a call changed are recorded with what stood there before.",
+    "tool.search_bounded": "A search pattern that would never end is stopped.",
+    "shell.bounded": "A command ends at its bound with everything that it started, in bounded memory.",
+    "shell.once": "A command runs once however often it is asked for.",
+    "shell.environment": "A command sees nothing of the engine's own environment.",
+    "shell.loopback_only": "The local runtime refuses an API that strangers can reach.",
+    # the gateway
+    "api.submit": "A submission is one atomic pair of facts; the answer comes at once, or when the run has ended.",
+    "api.submit.idempotent": "A key makes one run, also from two gateways at once.",
+    "api.cancel": "A run, or all runs of a project, can be asked to stop, once.",
+    "api.status": "A run is shown by its one fold, with its build log and the prompts of its calls.",
+    "api.events": "A run's facts come as server-sent events: history first, then what happens, to its end.",
+    "api.events.resume": "Last-Event-ID goes on without gap or double, after a restart of the gateway too.",
+    "api.events.slow_reader": "A reader too slow for its queue loses nothing.",
+    "api.problems": "Bad input is 4xx problem+json that names the field, the position or the limit.",
+    "api.problems.bug": "A bug of the gateway shows no inner detail.",
+    "api.token": "With a token everything but health needs it; without one only this machine is answered.",
+    "api.schemas": "Every type of fact has a published schema that its events fit.",
+    "api.subscriber": "An outside subscriber on plain NATS sees runs complete.",
+    # read models
+    "recorder.exactly_once": "Rows and position are stored together, through kills, restarts and two writers.",
+    "recorder.projections": "Runs, steps, conversation, tool audit and model calls are in the tables.",
+    "recorder.rebuild": "Tables rebuilt from the first fact equal those that followed live.",
+    "recorder.stuck": "A projection that fails is named and tried again while the others go on.",
+    "recorder.outage": "The recorder outlives its database and the log server.",
+    # the embedded stack
+    "stack.start": "Processes start in order, are ready when they say so, and are started again when they end.",
+    "stack.stop": "A stopped engine leaves no process and no lock, and the next start finds its data.",
+    "stack.killed": "An engine that is killed leaves no process and no lock, and starts again.",
+    "stack.ports": "A taken port is replaced and said.",
+    "stack.fsync": "The shipped log server flushes every fact before it acknowledges.",
+    "stack.config": "A wrong setting stops the start and is named.",
+    "stack.doctor": "The doctor names what keeps the engine from starting, and what to do.",
+    "stack.model_file": "The local model is assembled once from its parts and checked against its release.",
+    "stack.quiet": "No process makes a connection that was not configured.",
+    "stack.trace": "One trace follows a run through every process.",
+    "stack.full_disk": "A full disk stops nothing for good: what was acknowledged is there when there is room again.",
+    "stack.nats_away": "A stopped NATS makes the services wait, and they go on.",
+    "stack.postgres_away": "A stopped PostgreSQL makes the recorder wait, and runs go on meanwhile.",
+    # the whole
+    "demo.scripted": "The demo with a scripted model does its task in seconds and says that the model is scripted.",
+    "demo.real_model": "The demo's task is done by the real local model.",
+    "demo.checked": "The demo believes the file and not the model.",
+    "chaos.kills": "Random kills repeat no effect and lose no acknowledged fact.",
+    "cli.verbs": "The verbs start, list, show, cancel, export and replay a run.",
+    "cli.live": "A run is shown as it happens, and what is waited for is said.",
+    "bench.figures": "Figures are written with their conditions, each beside its floor.",
+    "rooms.walls": "Services do not import each other, and what is pure imports no driver, clock, chance or environment.",
+}
+
+PENDING: Mapping[str, str] = {
+    "run.resume.within_5_s": "tests/chaos",
+    "chaos.kills": "tests/chaos",
+    "run.long_conversation": "tests/integration",
+    "llm.garbage": "tests/integration/test_faults.py",
+    "llm.none": "tests/integration/test_faults.py",
+    "stack.full_disk": "tests/integration/test_faults.py",
+    "stack.nats_away": "tests/integration/test_faults.py",
+    "stack.postgres_away": "tests/integration/test_faults.py",
+    "stack.quiet": "tests/e2e",
+    "demo.scripted": "tests/e2e",
+    "demo.real_model": "tests/e2e",
+}
+
+
+def covers(*ids: str) -> Callable[[Test], Test]:
+    """Says which required behaviours a test is about; the test itself stays as it is.
+
+    Raises:
+        ValueError: an id is not in the list.
+    """
+    unknown = [each for each in ids if each not in REQUIRED]
+    if unknown or not ids:
+        raise ValueError(f"no required behaviour is called {unknown or ids!r}: add it to tests/requirements.py")
+    return lambda test: test
