@@ -187,18 +187,24 @@ class GatewayClient:
         *,
         project: str,
         overrides: Mapping[str, Any] | None = None,
+        files: Mapping[str, str] | None = None,
         source_agent: str = "cli",
         wait: bool = False,
         key: str | None = None,
     ) -> Submission:
-        """Start a run in a new project. With `wait`: return at its end. With `key`: at most one run, however often it is sent."""
-        body = {
+        """Start a run in a new project, whose workspace begins with `files`, texts by path.
+
+        With `wait`: return at its end. With `key`: at most one run, however often it is sent.
+        """
+        body: dict[str, Any] = {
             "templateId": template_id,
             "projectName": project,
             "message": message,
             "sourceAgent": source_agent,
             "overrides": overrides or {},
         }
+        if files:
+            body["files"] = dict(files)
         answer = await self._ask(
             "POST",
             "/api/orchestrator/run-from-template",
@@ -208,6 +214,10 @@ class GatewayClient:
             timeout=httpx.Timeout(30.0, read=None if wait else 60.0),
         )
         return Submission.model_validate(answer)
+
+    async def template(self, template_id: str) -> dict[str, Any]:
+        """A template in the form of its file."""
+        return await self._ask("GET", f"/api/templates/{template_id}")
 
     async def status(self, run_guid: str) -> Run:
         return Run.model_validate(await self._ask("GET", f"/api/runs/{run_guid}"))

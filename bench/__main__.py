@@ -12,6 +12,8 @@ import uvloop
 
 from bench import report
 from bench.figures import BY_NAME, GROUPS, groups_of
+from shared import telemetry
+from shared.config import TelemetrySettings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         groups = groups_of(asked.names)
     except KeyError as unknown:
         parser.error(f"nothing is called {unknown.args[0]!r}; figures: {', '.join(BY_NAME)}; groups: {', '.join(GROUPS)}")
+    telemetry.set_up(TelemetrySettings(log_level="error"), "bench")
     measured: dict[str, report.Row] = {}
     for group in groups:
         print(f"measuring {group}…", file=sys.stderr, flush=True)

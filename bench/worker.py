@@ -7,7 +7,7 @@ import sys
 
 import uvloop
 
-from bench.workload import model_answer, tool_answer, tool_claim
+from bench.workload import model_answer, tool_answer
 from services.scheduler.calls import has_ended
 from services.tools import ledger
 from shared import subjects

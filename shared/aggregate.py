@@ -51,6 +51,12 @@ class Decider:
                 self._take(stored)
                 return stored
 
+    async def known(self, call_id: str) -> Sequence[Fact]:
+        """The call's facts as they are known here; the log is read when nothing of the aggregate is."""
+        async with self._lock:
+            await self._refresh()
+            return tuple(self._by_call[call_id])
+
     async def _refresh(self) -> None:
         while not self._loaded or self._is_behind:
             try:

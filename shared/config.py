@@ -70,7 +70,6 @@ class InferenceSettings(Section):
     api_key: SecretStr | None = None
     kind: Literal["auto", "openai", "llama-server"] = "auto"
     concurrency: PositiveInt = 1
-    call_timeout_s: PositiveFloat = 600.0
     idle_timeout_s: PositiveFloat = 120.0  # longest silence inside one answer
     detect: bool = True  # look for LM Studio, llama-server and Ollama on loopback
     local_model: bool = True  # start the bundled llama-server when nothing else is there
@@ -81,11 +80,6 @@ class InferenceSettings(Section):
 class OrchestratorSettings(Section):
     ack_wait_s: PositiveFloat = 4.0  # an orchestrator silent for so long loses its runs to another
     budgets: Budgets = Budgets()
-    max_turns: PositiveInt = 10  # of an agent; KS 6.8, max_turns_per_agent
-
-
-class ToolsSettings(Section):
-    call_timeout_s: PositiveFloat = 120.0
 
 
 class HealthSettings(Section):
@@ -110,7 +104,6 @@ class Settings(Section):
     gateway: GatewaySettings = GatewaySettings()
     inference: InferenceSettings = InferenceSettings()
     orchestrator: OrchestratorSettings = OrchestratorSettings()
-    tools: ToolsSettings = ToolsSettings()
     health: HealthSettings = HealthSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 

@@ -3,8 +3,9 @@
 `EventLog` is what services are written against; `NatsEventLog` is the real one, and
 `shared.testing.memory.MemoryLog` its twin, held to the same contract tests.
 
-Appends are group-committed: what is asked for while a commit is under way goes out together as one
-atomic batch (ADR-50), so that one fsync serves them all. Optimistic concurrency is per aggregate.
+Appends are group-committed: what is asked for while a commit is under way goes out together, from
+`BATCH_FROM` facts on as one atomic batch (ADR-50), so that one fsync serves them all. Optimistic concurrency
+is per aggregate.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from shared.clock import Clock, SystemClock
 from shared.errors import BadInput, Conflict, LogUnavailable, NotFound
 from shared.events.envelope import Event, Fact, body_of, decode, decode_anything, headers_of, subject_of
 from shared.ids import new_id
+from shared.pages import read_page
 from shared.subjects import Aggregate
 
 WRONG_LAST_SEQUENCE = 10071
 DUPLICATE_IN_BATCH = 10201
 MAX_BODY = 256 * 1024
 MAX_GROUP = 100  # facts in one atomic batch
+BATCH_FROM = 16  # facts; the server sets up a store for each batch, which takes it as long as a dozen single appends
 FOLLOW_AHEAD = 1000  # messages that wait for a slow follower here; more wait in the client, which tells the server
 ACK_TIMEOUT_S = 2.0  # asking again is safe; an acknowledgement that a dying server took along should not cost more
 
@@ -199,16 +202,22 @@ class NatsEventLog:
         return group
 
     async def _commit_group(self, group: list[_Pending]) -> None:
-        if len(group) > 1:
-            first = await self._publish([message for pending in group for message in pending.messages])
+        messages = [message for pending in group for message in pending.messages]
+        if len(group) > 1 and len(messages) >= BATCH_FROM:
+            first = await self._publish(messages)
             if first is not None:
                 for pending in group:
                     _resolve(pending.done, first)
                     first += len(pending.messages)
                 return
-        # Alone, or one of the group was stale or unknown: each by itself, so that one cannot fail the others.
-        for pending in group:
-            await self._commit_alone(pending)
+        # Few, or one of the group was stale or unknown: each by itself, so that one cannot fail the others.
+        if len(group) == 1:
+            return await self._commit_alone(group[0])
+        ends = await asyncio.gather(*(self._commit_alone(pending) for pending in group), return_exceptions=True)
+        for pending, error in zip(group, ends, strict=True):
+            if isinstance(error, Exception) and not pending.done.done():
+                pending.done.set_exception(error)
+        return None
 
     async def _commit_alone(self, pending: _Pending) -> None:
         """Publish until the answer is known: stored, or a conflict."""
@@ -291,47 +300,12 @@ class NatsEventLog:
         start = after + 1
         while True:
             try:
-                page, start, pending = await self._page(subject_filter, start)
+                page, start, pending = await read_page(self.bus, subject_filter, start)
             except ConnectionLost:
                 continue  # this page again, as soon as the server is back
             facts += page
             if not pending:
                 return facts
-
-    async def _page(self, subject_filter: str, start: int, size: int = 1000) -> tuple[list[Fact], int, bool]:
-        """One batched direct get: the facts, where the next page starts, and whether there is one."""
-        client = self.bus.client
-        inbox = client.new_inbox()
-        page: list[Fact] = []
-        ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.bus.link.waiting.add(ended)
-
-        async def take(message: Msg) -> None:
-            headers = message.headers or {}
-            if ended.done():
-                return
-            if "Nats-Sequence" in headers:
-                try:
-                    page.append(decode(int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data))
-                except Exception as error:  # the client would log it and go on, and the reader would see a hole
-                    ended.set_exception(error)
-            else:
-                ended.set_result(headers.get("Status") == "204" and int(headers.get("Nats-Num-Pending", "0")) > 0)
-
-        subscription = await client.subscribe(inbox, cb=take)  # pyright: ignore[reportUnknownMemberType]
-        try:
-            ask = orjson.dumps({"batch": size, "seq": start, "next_by_subj": subject_filter})
-            await client.publish(f"$JS.API.DIRECT.GET.{subjects.STREAM}", ask, reply=inbox)
-            more = await asyncio.wait_for(ended, 10.0)
-        except ConnectionLost:
-            raise
-        except (TimeoutError, nats.errors.Error) as error:
-            raise LogUnavailable(f"the event log did not answer a read of {subject_filter!r}") from error
-        finally:
-            self.bus.link.waiting.discard(ended)
-            with suppress(nats.errors.Error):
-                await subscription.unsubscribe()
-        return page, (page[-1].seq + 1 if page else start), more
 
     async def follow(self, *subject_filters: str, after: int) -> AsyncIterator[Fact]:
         # Given by a callback: the client's own way to wait for the next message starts two tasks for each.

@@ -16,10 +16,12 @@ from shared import config, health, telemetry
 from shared.blobs import NatsBlobs
 from shared.bus import Bus, connect
 from shared.config import Settings
-from shared.errors import Fault
+from shared.errors import Fault, Verdict
 from shared.eventlog import NatsEventLog, ensure_streams
 
 logger = structlog.get_logger()
+
+CANNOT_START = 2  # exit code: starting again would not help
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +44,19 @@ Main = Callable[[Process], Awaitable[None]]
 
 
 def run(name: str, main: Main) -> None:
-    """Run a service until SIGTERM or SIGINT; exit 2 with one line when it cannot start."""
+    """Run a service until SIGTERM or SIGINT; exit 2 with one line when it cannot start as it is set up."""
     try:
         settings = config.load()
     except Fault as fault:
         print(f"aetherium {name}: {fault.message}", file=sys.stderr)
-        raise SystemExit(2) from fault
+        raise SystemExit(CANNOT_START) from fault
     telemetry.set_up(settings.telemetry, name)
     try:
         uvloop.run(_serve(name, settings, main))
     except Fault as fault:
         logger.error("cannot_start", reason=fault.message, code=fault.code)
-        raise SystemExit(2) from fault
+        # What only waits for something else may be started again; anything else would end the same way.
+        raise SystemExit(1 if fault.verdict is Verdict.RETRY else CANNOT_START) from fault
     finally:
         telemetry.shut_down()
 

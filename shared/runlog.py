@@ -74,6 +74,8 @@ def _of_its_answers(fact: Fact) -> str | None:
             return f"the model {what} ({event.usage.completion_tokens} tokens, {event.duration_ms / 1000:.1f} s)"
         case llm.LlmFailed(code=code, message=message):
             return f"the model call failed ({code}): {short(message)}"
+        case tool.FilesLaid(files=files):
+            return f"the workspace got {short(', '.join(files) or 'no new files')}"
         case tool.ToolDenied(tool=name, message=message):
             return f"{name} was denied: {short(message)}"
         case tool.ToolCompleted() as event:

@@ -11,23 +11,19 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import structlog
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from shared.config import TelemetrySettings
 
 _propagator = TraceContextTextMapPropagator()
 _current: ContextVar[str | None] = ContextVar("traceparent", default=None)
-_state = {"exporting": False}
+_exports: list[Callable[[], None]] = []  # how to end the one export of this process, once it has begun
 
 
 def set_up(settings: TelemetrySettings, process: str) -> None:
@@ -53,11 +49,21 @@ def set_up(settings: TelemetrySettings, process: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)
-    if settings.otlp_endpoint and not _state["exporting"]:
-        provider = TracerProvider(resource=Resource.create({"service.name": f"aetherium-{process}", "process.pid": os.getpid()}))
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.otlp_endpoint)))
-        trace.set_tracer_provider(provider)
-        _state["exporting"] = True
+    if settings.otlp_endpoint and not _exports:
+        _export(settings.otlp_endpoint, process)
+
+
+def _export(endpoint: str, process: str) -> None:
+    # Imported only where it is used: it is a tenth of what a process takes to start, and to come back after a crash.
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": f"aetherium-{process}", "process.pid": os.getpid()}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    trace.set_tracer_provider(provider)
+    _exports.append(provider.shutdown)
 
 
 def new_traceparent() -> str:
@@ -73,7 +79,7 @@ def traceparent() -> str | None:
 @contextmanager
 def span(name: str, parent: str | None, **attributes: str | int | float) -> Generator[None]:
     """A span below `parent`, a traceparent; facts appended inside carry the span's own."""
-    if not _state["exporting"]:
+    if not _exports:
         token = _current.set(parent)
         try:
             yield
@@ -93,6 +99,5 @@ def span(name: str, parent: str | None, **attributes: str | int | float) -> Gene
 
 def shut_down() -> None:
     """Send what spans are left."""
-    provider = trace.get_tracer_provider()
-    if isinstance(provider, TracerProvider):
-        provider.shutdown()
+    for shut_down_export in _exports:
+        shut_down_export()

@@ -51,7 +51,7 @@ REQUIRED: Mapping[str, str] = {
     "run.owed_files": "Files that the request names or the node owes are held to, with two repairs, before the run may end.",
     "run.timer": "A wait is a fact and so is its end, so a replay takes the same branch.",
     "run.prompt_rebuilt": "The exact prompt of a model call is rebuilt from the log, and equals what was sent.",
-    "run.long_conversation": "A conversation of 400 calls costs the log the same for each call, and its last prompt is rebuilt byte for byte.",
+    "run.long_conversation": "A conversation of 400 calls costs the log the same for each, and its last prompt is rebuilt byte for byte.",
     # small models
     "model.guided": "A model that cannot call tools is asked action by action under a schema of what may be done now.",
     "model.reask": "A turn that calls no tool though one is due is asked once more under a schema.",
@@ -123,8 +123,6 @@ REQUIRED: Mapping[str, str] = {
 }
 
 PENDING: Mapping[str, str] = {
-    "run.resume.within_5_s": "tests/chaos",
-    "chaos.kills": "tests/chaos",
     "run.long_conversation": "tests/integration",
     "llm.garbage": "tests/integration/test_faults.py",
     "llm.none": "tests/integration/test_faults.py",
@@ -134,6 +132,7 @@ PENDING: Mapping[str, str] = {
     "stack.quiet": "tests/e2e",
     "demo.scripted": "tests/e2e",
     "demo.real_model": "tests/e2e",
+    "bench.figures": "tests/unit/bench",
 }
 
 

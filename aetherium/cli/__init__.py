@@ -23,6 +23,7 @@ VERBS: tuple[str, ...] = (
     "events",
     "replay",
     "doctor",
+    "eval",
 )
 
 FAILED = 1  # what the verb was asked for did not come true

@@ -19,6 +19,7 @@ from aetherium.launcher.child import Child
 from aetherium.launcher.errors import CannotStart
 from aetherium.launcher.process import Backoff, ProcessSpec, ProcessStatus, State
 from shared.errors import Fault
+from shared.process import CANNOT_START
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
@@ -119,6 +120,8 @@ class _Process:
             self.child = None
         if exit_code == -signal.SIGILL:  # it would end the same way every time
             raise CannotStart(f"{self.spec.name} is built for a processor with instructions that this one lacks ({self.spec.argv[0]})")
+        if exit_code == CANNOT_START and ready_at is None:
+            raise CannotStart(f"{self.spec.name} cannot start with these settings; {self.log} says why")
         ready_for_s = None if ready_at is None else time.monotonic() - ready_at
         delay_s = self._backoff.after(exit_code=exit_code, ready_for_s=ready_for_s)
         self._set(State.RESTARTING, pid=None, restarts=self.status.restarts + 1, last_exit=exit_code)

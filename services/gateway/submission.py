@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from shared import telemetry
 from shared.blobs import Blobs
 from shared.errors import BadInput, Conflict, LogUnavailable, NotFound, Verdict
 from shared.eventlog import EventLog, Write
-from shared.events.content import BlobRef, Budgets, Pins
+from shared.events.content import BlobRef, Budgets, Pins, SeedFile
 from shared.events.envelope import Event, body_of
 from shared.events.project import ProjectCreated
 from shared.events.run import RunSubmitted
@@ -59,6 +59,15 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What a run keeps to its end, as it lies in the blob store."""
+
+    template: BlobRef
+    pins: Pins
+    files: tuple[SeedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What this engine adds to a request, and how long one may be."""
 
@@ -91,17 +100,22 @@ class Submitter:
         if key is not None and (earlier := await self._earlier(run_id, ask)):
             return earlier
         template = library.get(ask.template_id if isinstance(ask, RunFromTemplate) else await self._template_of(ask.project_id))
+        template = ask.overrides.resolved(template)
         blob = await self.blobs.put(template.as_bytes(), preview=template.name)
+        files = await self._kept(ask.files) if isinstance(ask, RunFromTemplate) else ()
         pins = pins_of(template, blob, await self.catalogue.digest(), self.limits.engine)
         parent = trace if trace and _TRACEPARENT.fullmatch(trace) else telemetry.new_traceparent()
         with telemetry.span("gateway.submit", parent, run_id=run_id):
-            return await self._store(run_id, ask, template, blob, pins)
+            return await self._store(run_id, ask, template, Kept(blob, pins, files))
 
-    async def _store(self, run_id: str, ask: RunFromTemplate | RunOnProject, template: Template, blob: BlobRef, pins: Pins) -> Accepted:
+    async def _kept(self, files: Mapping[str, str]) -> tuple[SeedFile, ...]:
+        return tuple([SeedFile(path=path, content=await self.blobs.put(text.encode())) for path, text in files.items()])
+
+    async def _store(self, run_id: str, ask: RunFromTemplate | RunOnProject, template: Template, kept: Kept) -> Accepted:
         """The log decides: whoever appends first to the run is its submitter, and to the project its creator."""
         while True:
             project_id = ask.project_id if isinstance(ask, RunOnProject) else self.index.take_project_id()
-            submitted = submission_of(ask, project_id, template, blob, pins, self.limits.budgets)
+            submitted = submission_of(ask, project_id, template, kept, self.limits.budgets)
             check_size(submitted)
             writes = [Write(Aggregate("run", run_id), [submitted], 0)]
             if isinstance(ask, RunFromTemplate):
@@ -173,20 +187,19 @@ def _prompts(template: Template) -> Sequence[str]:
     return [node.system_prompt for node in template.nodes]
 
 
-def submission_of(
-    ask: RunFromTemplate | RunOnProject, project_id: int, template: Template, blob: BlobRef, pins: Pins, budgets: Budgets
-) -> RunSubmitted:
+def submission_of(ask: RunFromTemplate | RunOnProject, project_id: int, template: Template, kept: Kept, budgets: Budgets) -> RunSubmitted:
     return RunSubmitted(
         project_id=project_id,
         template_id=template.id,
-        template=blob,
+        template=kept.template,
         message=ask.message,
-        pins=pins,
+        pins=kept.pins,
         budgets=ask.overrides.budgets_over(budgets),
         model=ask.overrides.model_id,
         sampling=ask.overrides.sampling(),
         source_agent=ask.source_agent,
         request_digest=ask.digest(),
+        files=kept.files,
     )
 
 

@@ -69,7 +69,8 @@ class Orchestrator:
         newest = next((fact for fact in reversed(history.facts) if fact.aggregate.domain == "run"), None)
         if newest is not None and isinstance(newest.event, run.RunParked):
             taken = next(fact.event for fact in reversed(history.facts) if isinstance(fact.event, run.RunStarted | run.RunResumed))
-            return taken.engine != self.engine  # parked by this very code: it would only park again
+            # Parked by this very code: it would only park again, unless somebody wants it to stop.
+            return taken.engine != self.engine or history.cancel is not None
         return not delivery.recovered or _owner(history) in (None, self.owner)
 
     async def _execute(self, journal: Journal) -> bool:

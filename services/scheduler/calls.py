@@ -15,8 +15,9 @@ import structlog
 from services.scheduler import answers, retries
 from services.scheduler.backends.base import Backend, ChatReply, ChatRequest, Delta
 from services.scheduler.backends.faults import BackendFault
-from shared import subjects, telemetry
+from shared import ends, subjects, telemetry
 from shared.aggregate import Decider, Deciders
+from shared.ends import Ends
 from shared.eventlog import EventLog
 from shared.events import run
 from shared.events.envelope import Event, Fact
@@ -30,7 +31,7 @@ logger = structlog.get_logger()
 Live = Callable[[str, str, Delta], None]
 """Tells whoever watches a run what a call of it is writing: run, call, piece."""
 
-RUN_ENDS = tuple(subjects.every(event.TYPE) for event in (run.Interrupted, *run.TERMINAL))
+RUN_ENDS = tuple(subjects.every(event.TYPE) for event in ends.FACTS)
 CACHED_PROMPTS = 64
 
 
@@ -82,20 +83,22 @@ class Calls:
     live: Live
     clock: Callable[[], float] = time.monotonic
     _deciders: Deciders = field(init=False)
+    _ends: Ends = field(init=False)
     _prompts: PromptCache = field(default_factory=PromptCache)
     _running: dict[str, set[asyncio.Task[Event]]] = field(default_factory=dict[str, "set[asyncio.Task[Event]]"])
 
     def __post_init__(self) -> None:
         self._deciders = Deciders(self.log, "llm")
+        self._ends = Ends(self.log)
 
     async def handle(self, delivery: Delivery) -> bool:
         """Answer one `llm_requested`. A model call has no effect outside, so one that was lost is made again."""
         fact = delivery.fact
         assert isinstance(fact.event, run.LlmRequested)
-        if (delivery.recovered or delivery.attempt > 1) and await self._is_settled(fact, fact.event.call_id):
+        decider = self._deciders.of(fact.scope)
+        if await self._is_settled(decider, fact.event.call_id, delivery):
             return True
         with telemetry.span("scheduler.call", fact.traceparent, run=fact.scope, call=fact.event.call_id):
-            decider = self._deciders.of(fact.scope)
             prompt = await rebuild(self.log, fact, self._prompts)
             ending = await self._as_task(fact.scope, Call(self, fact, fact.event, prompt, decider).ending())
             await decider.decide(fact.event.call_id, lambda facts: () if has_ended(facts, ending) else (ending,), cause=fact)
@@ -109,13 +112,18 @@ class Calls:
         decider = self._deciders.of(fact.scope)
         await decider.decide(failed.call_id, lambda facts: () if has_ended(facts, failed) else (failed,), cause=fact)
 
-    async def _is_settled(self, fact: Fact, call_id: str) -> bool:
-        """Whether a call that is delivered again has been answered, or its run is over."""
-        for known in await self.log.read(subjects.Aggregate("llm", fact.scope).filter, after=fact.seq):
-            if isinstance(known.event, LlmCompleted | LlmFailed) and known.event.call_id == call_id:
-                return True
-        newest = await self.log.last(subjects.Aggregate("run", fact.scope).filter)
-        return newest is not None and isinstance(newest.event, run.TERMINAL)
+    async def _is_settled(self, decider: Decider, call_id: str, delivery: Delivery) -> bool:
+        """Whether a call has been answered, or its run is over.
+
+        Asked of each request: a server that was killed hands out again as if for the first time.
+        """
+        fact, again = delivery.fact, delivery.recovered or delivery.attempt > 1
+        if again:  # another process may have answered it
+            facts = await self.log.read(subjects.Aggregate("llm", fact.scope).filter, after=fact.seq)
+            facts = [each for each in facts if getattr(each.event, "call_id", None) == call_id]
+        else:
+            facts = await decider.known(call_id)
+        return any(isinstance(each.event, LlmCompleted | LlmFailed) for each in facts) or await self._ends.is_over(fact, again=again)
 
     async def _as_task(self, run_id: str, ending: Coroutine[Any, Any, Event]) -> Event:
         """The call as a task that the end of its run cancels."""
@@ -135,7 +143,9 @@ class Calls:
 
     async def watch_ends(self, *, after: int) -> None:
         """Stop the calls of runs that were interrupted or have ended; never returns."""
+        self._ends.since = after
         async for fact in self.log.follow(*RUN_ENDS, after=after):
+            self._ends.saw(fact.scope)
             for task in self._running.get(fact.scope, set()):
                 task.cancel()
 

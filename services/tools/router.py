@@ -5,33 +5,34 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mcp.server import MCPServer
 
-from services.tools import ledger
+from services.tools import ledger, seeds
 from services.tools.guards import permissions
 from services.tools.ledger import Claim, Next
+from services.tools.paths import Workspace
 from services.tools.servers.base import CallContext, Change, ToolSpec
 from services.tools.servers.invoke import ToolReply, invoke
-from shared import subjects, telemetry
+from shared import ends, subjects, telemetry
 from shared.aggregate import Decider, Deciders
 from shared.blobs import Blobs
+from shared.ends import Ends
 from shared.errors import LogUnavailable, NotFound
 from shared.eventlog import EventLog
 from shared.events import run
-from shared.events.content import BlobRef, FileChange
+from shared.events.content import BlobRef, FileChange, SeedFile
 from shared.events.envelope import Event, Fact
-from shared.events.tool import ToolCompleted, ToolDenied, ToolFailed, ToolInterrupted
+from shared.events.tool import FilesLaid, ToolCompleted, ToolDenied, ToolFailed, ToolInterrupted
 from shared.inbox import Delivery
-from shared.subjects import Aggregate
 from shared.template import Node, parse_template
 
 STORE_PAUSE_S = 0.25
 MAX_BEFORE_IMAGE = 4 * 1024 * 1024
 REMEMBERED_RUNS = 256
-RUN_ENDS = tuple(subjects.every(event.TYPE) for event in (run.Interrupted, *run.TERMINAL))
+RUN_ENDS = tuple(subjects.every(event.TYPE) for event in ends.FACTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Team:
 
     project_id: int
     nodes: dict[str, Node]
+    files: tuple[SeedFile, ...] = ()  # still to be laid
 
 
 @dataclass
@@ -54,11 +56,14 @@ class Router:
     workspaces: Path
     abandon: Callable[[str], Awaitable[None]]  # stop whatever a dead process left running for a call
     _deciders: Deciders = field(init=False)
+    _ends: Ends = field(init=False)
     _teams: dict[str, Team] = field(default_factory=dict[str, Team])
+    _laying: asyncio.Lock = field(default_factory=asyncio.Lock)
     _running: dict[str, set[asyncio.Task[ToolReply]]] = field(default_factory=dict[str, "set[asyncio.Task[ToolReply]]"])
 
     def __post_init__(self) -> None:
         self._deciders = Deciders(self.log, "tool")
+        self._ends = Ends(self.log)
 
     async def handle(self, delivery: Delivery) -> bool:
         """Answer one `tool_requested`."""
@@ -87,9 +92,25 @@ class Router:
             await self._end(decider, fact, request.call_id, denied)
             return True
         assert spec is not None
-        if (delivery.recovered or delivery.attempt > 1) and await self._run_is_over(fact.scope):
+        if await self._ends.is_over(fact, again=delivery.recovered or delivery.attempt > 1):
             return True
+        if team.files:
+            await self._lay_files(decider, fact)
         return await self._claim_and_run(decider, fact, request, spec, team.project_id, delivery)
+
+    async def _lay_files(self, decider: Decider, cause: Fact) -> None:
+        """Put the run's own files in place before its first call runs, and never again.
+
+        No call of the run has run until the fact is stored: a crash before it leaves a workspace to which what is
+        missing can be added.
+        """
+        async with self._laying:  # a call beside this one must find all of them
+            if not (team := await self._team(cause.scope)).files:
+                return
+            if await self.log.last(subjects.fact("tool", cause.scope, "files_laid")) is None:
+                laid = await seeds.lay(Workspace(self._workspace(team.project_id)), team.files, self.blobs)
+                await decider.decide("", lambda facts: () if facts else (FilesLaid(files=laid),), cause=cause)
+            self._teams[cause.scope] = replace(team, files=())
 
     async def _claim_and_run(
         self, decider: Decider, fact: Fact, request: run.ToolRequested, spec: ToolSpec, project_id: int, delivery: Delivery
@@ -132,14 +153,12 @@ class Router:
 
     async def watch_ends(self, *, after: int) -> None:
         """Cancel what still runs for a run that was interrupted or has ended; never returns."""
+        self._ends.since = after
         async for fact in self.log.follow(*RUN_ENDS, after=after):
+            self._ends.saw(fact.scope)
             self._teams.pop(fact.scope, None)
             for task in self._running.get(fact.scope, set()):
                 task.cancel()
-
-    async def _run_is_over(self, run_id: str) -> bool:
-        newest = await self.log.last(Aggregate("run", run_id).filter)
-        return newest is not None and isinstance(newest.event, run.TERMINAL)
 
     async def _end(self, decider: Decider, cause: Fact, call_id: str, event: Event) -> None:
         await decider.decide(call_id, lambda facts: () if ledger.has_ended(facts, call_id) else (event,), cause=cause)
@@ -188,5 +207,5 @@ class Router:
             template = parse_template(await self.blobs.get(event.template), event.template_id)
             if len(self._teams) >= REMEMBERED_RUNS:
                 self._teams.pop(next(iter(self._teams)))
-            self._teams[run_id] = Team(event.project_id, {node.id: node for node in template.nodes})
+            self._teams[run_id] = Team(event.project_id, {node.id: node for node in template.nodes}, event.files)
         return self._teams[run_id]

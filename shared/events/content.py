@@ -95,6 +95,13 @@ class ToolCall(Value):
     repairs: tuple[Repair, ...] = ()
 
 
+class SeedFile(Value):
+    """A text file that a run's workspace begins with. `path` is relative to the workspace."""
+
+    path: str
+    content: BlobRef
+
+
 class FileChange(Value):
     """A file that a tool changed. Hashes are SHA-256; None = the file did not exist on that side."""
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import AwareDatetime, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from shared.errors import Verdict
-from shared.events.content import BlobRef, Budgets, MessageRef, Pins, Sampling, Usage
+from shared.events.content import BlobRef, Budgets, MessageRef, Pins, Sampling, SeedFile, Usage
 from shared.events.envelope import Event
 
 
@@ -26,6 +26,7 @@ class RunSubmitted(Event):
     sampling: Sampling = Sampling()  # override of every node's sampling
     source_agent: str = "ui"
     request_digest: str = ""  # of the request body, to tell a retry from another request
+    files: tuple[SeedFile, ...] = ()  # laid into the workspace before the run's first tool call
 
 
 class RunStarted(Event):

@@ -1,7 +1,7 @@
 """Facts of tool calls, one aggregate per run. Written by the tools service.
 
 A call is claimed by `started` before it touches anything and ends in exactly one of completed,
-denied, failed or interrupted (ARCHITECTURE §5).
+denied, failed or interrupted (ARCHITECTURE §5). Before a run's first call, the files that it begins with are laid.
 """
 
 from __future__ import annotations
@@ -10,6 +10,17 @@ from typing import Any, ClassVar
 
 from shared.events.content import BlobRef, FileChange
 from shared.events.envelope import Event
+
+
+class FilesLaid(Event):
+    """The files that the run was submitted with are in its workspace; no tool call of the run ran before this.
+
+    `files` were written now; those of a name that was taken were left as they were.
+    """
+
+    TYPE: ClassVar[str] = "tool.files_laid"
+
+    files: tuple[str, ...] = ()
 
 
 class ToolStarted(Event):

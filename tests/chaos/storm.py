@@ -98,10 +98,11 @@ class Storm:
             self._check_progress()
 
     def _victim(self) -> tuple[str, int]:
-        """A process that is there now: mostly one that works, now and then one that is only starting."""
+        """A process that is there now: mostly one that works, now and then one that is only starting. Each has its turn once."""
         there = [status for status in self.engine.supervisor.statuses if status.name in self.victims and status.pid]
         ready = [status for status in there if status.state is State.READY]
-        victim = self.chance.choice(there if not ready or self.chance.random() < STARTING_TOO else ready)
+        choice = there if not ready or self.chance.random() < STARTING_TOO else ready
+        victim = self.chance.choice([status for status in choice if not self.kills[status.name]] or choice)
         assert victim.pid is not None
         return victim.name, victim.pid
 

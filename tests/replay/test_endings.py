@@ -280,3 +280,17 @@ async def test_a_timer_is_a_fact_and_so_is_its_firing(tmp_path: Path, monkeypatc
     assert [fact.type for fact in world.log.facts[2:]] == ["run.timer_set", "run.timer_fired", "run.completed"]
     assert (await verify(RUN, world.log.facts, world.template, sleepy)).diverged_at is None
     assert times[0] == times[1] >= timedelta(seconds=0.01)  # the replay saw the same time
+
+
+async def test_a_parked_run_can_still_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(ctx: Run) -> Outcome:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setitem(TOPOLOGIES, "single", broken)
+    world = World(tmp_path, [])
+    await world.submit()
+    await world.live(until=run.RunParked)
+    world.reopen()
+    await world.log.append(Aggregate("signal", RUN), [signal.CancelRequested()], after=0)
+    await world.live()
+    assert isinstance(world.terminal.event, run.RunCancelled)

@@ -97,19 +97,20 @@ class Execution:
     async def _terminal(self) -> Event:
         """Run the code until it ends or is interrupted; gives the fact that says how it ended."""
         history = self.journal.history
+        if history.interrupted is None and history.cancel is not None:
+            await self.journal.append(await self._interruption())
+        if history.interrupted is not None:
+            return self._interrupted()  # it was decided in an earlier life, or before the code had begun
         world = World(self.journal, self.template, self.clock, self.sources)
         code = asyncio.ensure_future(self.code(Run(world)))
         watch = asyncio.create_task(self._interruption())
         try:
-            if history.interrupted is None:
-                await asyncio.wait({code, watch}, return_when=asyncio.FIRST_COMPLETED)
-            # An interruption that is in the log decides, even if the code could just have ended.
-            if history.interrupted is not None or (watch.done() and not code.done()):
-                await _stop(code)
-                if history.interrupted is None:
-                    await self.journal.append(watch.result())
-                return self._interrupted()
-            return ending(history.usage, history.undigested, history.changed_files, code)
+            await asyncio.wait({code, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if code.done():
+                return ending(history.usage, history.undigested, history.changed_files, code)
+            await _stop(code)
+            await self.journal.append(watch.result())
+            return self._interrupted()
         finally:
             await _stop(code, watch)
 

@@ -1,6 +1,6 @@
 """The journal of a run that is under way: its history, and the one writer that extends it.
 
-Branches append at the same time; what they ask for while an append is under way goes out together. A
+Branches append at the same time; what they ask for while an append is under way waits for it. A
 conflict means that another orchestrator owns the run: this one is fenced, and its code is stopped.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from services.orchestrator.durable.history import History
 from shared.errors import Conflict
-from shared.eventlog import EventLog
+from shared.eventlog import BATCH_FROM, EventLog
 from shared.events.envelope import Event, Fact
 from shared.subjects import Aggregate
 
@@ -45,7 +45,7 @@ class Journal:
 
     async def _write(self) -> None:
         while self._pending and not self.fenced.is_set():
-            taken, self._pending = self._pending, []
+            taken = self._next()
             events = [event for group, _ in taken for event in group]
             try:
                 facts = await self.log.append(self.aggregate, events, after=self.history.run_seq, cause=self.history.submitted)
@@ -62,6 +62,12 @@ class Journal:
                 if not stored.done():
                     stored.set_result(facts[: len(group)])
                 facts = facts[len(group) :]
+
+    def _next(self) -> list[Pending]:
+        """What branches asked for goes out one after the other, unless so much waits that one batch is sooner done."""
+        count = len(self._pending) if len(self._pending) >= BATCH_FROM else 1
+        taken, self._pending = self._pending[:count], self._pending[count:]
+        return taken
 
     async def answer(self, call_id: str) -> Fact:
         """The fact that answers a call, as soon as the log has it."""
