@@ -91,11 +91,9 @@ async def target(settings: Settings, url: str | None, progress: Progress, *, scr
         CannotEvaluate: there is no model, or our own engine does not start.
     """
     token = settings.gateway.token.get_secret_value() if settings.gateway.token else None
-    running = state.find(settings.data_dir)
-    if url is not None or running is not None:
-        found = (
-            running.model if running is not None and url is None else Model(source="given by address", text="", url=settings.inference.url)
-        )
+    running = None if url else state.find(settings.data_dir)
+    if url or running:
+        found = running.model if running else Model(source="given by address", text="", url=settings.inference.url)
         _want_a_model(found)
         progress.say(f"measuring the engine at {address(settings, url)}")
         async with GatewayClient(address(settings, url), token) as client:
@@ -236,22 +234,11 @@ class Evaluation:
         plan = self.plan
         main, *ablation = self.done or [Series(without=plan.without)]
         wanted = len(plan.series()) * plan.repeat * len(plan.tasks)
-        given = conditions.Conditions(
-            **{
-                **self.known,
-                "model": self.learned.model or plan.model or self.known.get("model", ""),
-                "guided": self.learned.guided,
-                "engine": self.learned.engine,
-                "template": plan.template,
-                "max_turns": self.template.circuit_breaker.max_turns_per_agent,
-                "max_tokens": self.template.nodes[0].max_tokens,
-                "temperature": plan.temperature,
-                "budget_s": plan.budget_s,
-                "repeat": plan.repeat,
-                "slot": plan.slot or "",
-                "without": plan.without,
-            }
-        )
+        own = {name: getattr(plan, name) for name in ("template", "temperature", "budget_s", "repeat", "without")}
+        learned = {"engine": self.learned.engine, "guided": self.learned.guided, "slot": plan.slot or ""}
+        limits = {"max_turns": self.template.circuit_breaker.max_turns_per_agent, "max_tokens": self.template.nodes[0].max_tokens}
+        model = self.learned.model or plan.model or self.known.get("model", "")
+        given = conditions.Conditions.model_validate({**self.known, **own, **learned, **limits, "model": model})
         complete = sum(len(each.results) for each in self.done) == wanted
         return Report(conditions=given, complete=complete, main=main, ablation=tuple(ablation))
 

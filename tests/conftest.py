@@ -18,6 +18,7 @@ import structlog
 
 from shared.bus import Bus, connect
 from shared.eventlog import NatsEventLog, ensure_streams
+from tests.support.waiting import LOOK_EVERY_S
 
 # Plain tracebacks: the default prints every local variable, which is slow and may hold secrets.
 structlog.configure(
@@ -64,7 +65,7 @@ class NatsServer:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/healthz", timeout=1):
                     return
             except (urllib.error.URLError, OSError):
-                time.sleep(0.02)
+                time.sleep(LOOK_EVERY_S)
         raise RuntimeError((self.folder / "nats.log").read_text())
 
     def kill(self) -> None:

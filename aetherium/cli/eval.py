@@ -35,12 +35,10 @@ Temperature = Annotated[float, typer.Option("--temperature", min=0.0, max=2.0)]
 Without = Annotated[list[str] | None, typer.Option("--without", help=f"Switch a mechanism off: {OFF}. May be repeated.")]
 Ablate = Annotated[
     list[str] | None,
-    typer.Option("--ablate", help="Measure a mechanism's worth by one more pass without it; 'all' for each. May be repeated."),
+    typer.Option("--ablate", help="Measure what a mechanism is worth by one more pass without it; 'all' for each."),
 ]
 Target = Annotated[float | None, typer.Option("--target", help="Exit code 0 only if so many tasks are passed.", min=0.0)]
-Url = Annotated[
-    str | None, typer.Option("--url", help="The gateway of the engine to measure. Default: the running one, else one of our own.")
-]
+Url = Annotated[str | None, typer.Option("--url", help="The engine's gateway. Default: the running engine's, else an engine of our own.")]
 Script = Annotated[Path | None, typer.Option("--script", help="A scripted model's file, to try the harness.", exists=True, dir_okay=False)]
 
 

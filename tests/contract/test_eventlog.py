@@ -23,8 +23,8 @@ from shared.testing.clock import FakeClock
 from shared.testing.memory import MemoryLog
 from tests.conftest import NatsServer
 from tests.contract.proxy import Proxy, proxied
-from tests.contract.waiting import until
 from tests.requirements import covers
+from tests.support.waiting import until
 
 
 @pytest.fixture(params=["memory", "nats"])

@@ -20,8 +20,8 @@ from shared.inbox import Delivery, Handler, Inbox, NatsInbox
 from shared.subjects import Aggregate
 from shared.testing.memory import MemoryInbox, MemoryLog
 from tests.conftest import NatsServer
-from tests.contract.waiting import until
 from tests.requirements import covers
+from tests.support.waiting import until
 
 
 @dataclass

@@ -17,6 +17,7 @@ from shared.ids import new_id
 from shared.inbox import Delivery, NatsInbox
 from shared.subjects import Aggregate
 from tests.requirements import covers
+from tests.support.waiting import until
 
 
 @covers("inbox.poison")
@@ -47,8 +48,8 @@ async def test_a_request_that_always_fails_is_given_up_and_the_next_one_is_handl
     async with asyncio.timeout(10):
         await handled.wait()
         await ended.wait()
-        while not (letters := await dead_letters(bus, name)):
-            await asyncio.sleep(0.02)
+        await until(lambda: dead_letters(bus, name))
+    letters = await dead_letters(bus, name)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert given_up == [(first.scope, "ZeroDivisionError: a bug")]

@@ -18,6 +18,7 @@ from aetherium.launcher import postgres
 from aetherium.launcher.child import Child
 from shared.db import open_pool
 from tests.conftest import free_port
+from tests.support.waiting import LOOK_EVERY_S
 
 
 class PostgresServer:
@@ -46,7 +47,7 @@ class PostgresServer:
         while not await self.spec.ready(child.pid):
             if time.monotonic() > deadline:
                 raise RuntimeError(log.read_text())
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def kill_inside(self) -> None:
         """End it at once, as a power cut would: no tidying, recovery at the next start."""

@@ -20,7 +20,7 @@ from shared.events.content import BlobRef, FileChange, Pins, ToolCall, Usage
 from shared.events.envelope import Event
 from shared.ids import new_id
 from shared.subjects import Aggregate
-from tests.contract.waiting import until
+from tests.support.waiting import until
 
 BLOB = BlobRef(sha256="b" * 64, size=300_000, preview="long")
 QUICK = Pauses(first_s=0.01, outage_s=0.05, stuck_s=0.02, standby_s=0.02, lag_s=0.05)

@@ -179,4 +179,6 @@ async def test_a_run_that_lost_power_after_any_fact_ends_as_the_undisturbed_one(
         verdict = await verify(RUN, facts, template(), TOPOLOGIES["single"])
         assert verdict.diverged_at is None, f"cut {cut}: {verdict.message}"
     with capsys.disabled():
-        print(f"\ncrash matrix on NATS: {len(cuts)} cuts of a run of {len(whole)} facts, {interrupted} inside a call that may not be repeated")
+        print(
+            f"\ncrash matrix on NATS: {len(cuts)} cuts of a run of {len(whole)} facts, {interrupted} inside a call that may not be repeated"
+        )

@@ -56,7 +56,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stac
             **faults,
             "one bad moment": [{"content": "It is done.", "fault": "drop_mid_stream", "first_n": 1}],
             "says nothing": [{"content": ""}],
-            "is made of noise": [{"content": "\x00\ufffd \ud83d\ude00 {\"name\": \"no_such_tool\", \"arguments\": {\"x\": [1, 2}}"}],
+            "is made of noise": [{"content": '\x00\ufffd \ud83d\ude00 {"name": "no_such_tool", "arguments": {"x": [1, 2}}'}],
             "six lines": WORK,
         },
     )
@@ -92,7 +92,7 @@ async def test_one_bad_moment_of_the_model_costs_one_retry_and_no_run(engine: St
 @covers("llm.garbage", "run.empty_turn")
 async def test_a_model_that_says_nothing_or_only_noise_ends_the_run_inside_its_budgets(engine: Stack) -> None:
     silent, noisy = await asyncio.gather(
-        engine.run("says nothing", budgets={"model_calls": 5}), engine.run("is made of noise", budgets={"model_calls": 5})
+        engine.run("says nothing", budgets={"modelCalls": 5}), engine.run("is made of noise", budgets={"modelCalls": 5})
     )
     assert (silent.status, silent.code) == (Status.FAILED, "run.empty_response")
     assert silent.model_calls <= 5
@@ -104,7 +104,7 @@ async def test_a_model_that_says_nothing_or_only_noise_ends_the_run_inside_its_b
 @covers("run.deadline")
 async def test_a_model_that_never_answers_is_cut_by_the_runs_wall_time_as_well(engine: Stack) -> None:
     began = time.monotonic()
-    ended = await engine.run("the model does never", budgets={"wall_s": 0.5})
+    ended = await engine.run("the model does never", budgets={"wallS": 0.5})
     assert (ended.status, ended.code) == (Status.FAILED, "run.deadline_passed")
     assert time.monotonic() - began < 10
     asked = [request for request in await engine.requests() if "the model does never" in str(request["body"]["messages"])]

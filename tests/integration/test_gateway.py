@@ -34,6 +34,7 @@ from shared.subjects import Aggregate
 from shared.template import parse_template
 from tests.conftest import free_port
 from tests.requirements import covers
+from tests.support.waiting import LOOK_EVERY_S
 
 ASK = {"templateId": "quick-script", "projectName": "p", "message": "Write primes.py."}
 
@@ -142,7 +143,7 @@ async def test_the_client_streams_facts_and_text_to_the_end(stack: Stack, bus: B
     async with asyncio.timeout(5):
         while "Hel" not in seen:
             await bus.client.publish(subjects.live(run_id, "c1"), orjson.dumps({"callId": "c1", "text": "Hel"}))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(LOOK_EVERY_S)
         await end_run(stack.own.log, run_id)
         await reading
     assert [each for each in seen if each != "Hel"] == ["run.submitted", "run.started", "run.completed"]
@@ -205,7 +206,7 @@ class GatewayProcess:
                 with suppress(httpx.TransportError):
                     if (await http.get(f"http://127.0.0.1:{self.port}/readyz")).is_success:
                         return
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(LOOK_EVERY_S)
 
     async def stop(self, number: int) -> int:
         assert self.process is not None

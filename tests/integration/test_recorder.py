@@ -26,10 +26,10 @@ from shared.ids import new_id
 from shared.runstate import Status, fold
 from shared.testing.memory import MemoryLog
 from tests.conftest import NatsServer
-from tests.contract.waiting import until
 from tests.integration.conftest import PostgresServer
 from tests.integration.recorder_world import a_history, a_run, append, recorder_of, rows, running, submitted, until_recorded
 from tests.requirements import covers
+from tests.support.waiting import LOOK_EVERY_S, until
 
 
 async def recorded(log: MemoryLog, pool: AsyncConnectionPool, schema: str) -> dict[str, list[str]]:
@@ -374,7 +374,7 @@ async def test_a_rebuild_may_run_beside_the_recorder(pool: AsyncConnectionPool) 
         async def keep_writing() -> None:
             for _ in range(6):
                 await a_history_more(log)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(LOOK_EVERY_S)
 
         writing = asyncio.create_task(keep_writing())
         for _ in range(3):

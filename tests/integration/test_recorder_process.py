@@ -19,8 +19,8 @@ from services.recorder.tables import Tables, dump
 from shared.bus import Bus, connect
 from shared.eventlog import NatsEventLog, ensure_streams
 from tests.conftest import NatsServer, free_port
-from tests.contract.waiting import until
 from tests.integration.recorder_world import a_history, rows, until_recorded
+from tests.support.waiting import until
 
 
 @pytest.fixture

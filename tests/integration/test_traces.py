@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from aetherium.launcher import stack
 from shared.config import ChromaSettings, Settings, TelemetrySettings
 from tests.requirements import covers
+from tests.support.waiting import until
 
 
 @dataclass
@@ -75,9 +75,7 @@ async def test_a_runs_spans_from_every_process_belong_to_one_trace(tmp_path: Pat
             )
             assert answer.status_code == 200, answer.text
     # The processes sent what they had left when they stopped.
-    async with asyncio.timeout(10):
-        while len({service for service, _, found in collector.spans if found == trace}) < 4:
-            await asyncio.sleep(0.05)
+    await until(lambda: len({service for service, _, found in collector.spans if found == trace}) == 4)
     assert {(service, name) for service, name, found in collector.spans if found == trace} >= {
         ("aetherium-gateway", "gateway.submit"),
         ("aetherium-orchestrator", "orchestrator.run"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -31,13 +30,6 @@ def file_exists(path: Path) -> Callable[[int], Awaitable[bool]]:
 def python(name: str, code: str, *arguments: object, **options: Any) -> ProcessSpec:
     argv = (sys.executable, "-S", "-E", "-c", code, *(str(argument) for argument in arguments))
     return ProcessSpec(**{"name": name, "argv": argv, "env": dict(os.environ), "ready": at_once, **options})
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition of the outside world."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - processes and files raise no event
-            await asyncio.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:

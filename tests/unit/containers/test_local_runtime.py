@@ -17,6 +17,7 @@ from services.containers.local import LocalRuntime, environment, is_loopback
 from services.containers.output import HeadAndTail
 from services.containers.runtime import ContainerFault, ContainerRuntime, Ended, ExecResult, Project, UnsafeRuntime
 from tests.requirements import covers
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -56,12 +57,6 @@ def alive(marker: str) -> list[int]:
             if marker.encode() in line:
                 found.append(int(name))
     return found
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - another process makes it true
-            await asyncio.sleep(0.005)
 
 
 def marker() -> str:

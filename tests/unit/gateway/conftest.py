@@ -25,6 +25,7 @@ from shared.events.envelope import Event, Fact
 from shared.events.run import RunCompleted, RunStarted, RunSubmitted
 from shared.subjects import Aggregate
 from shared.testing.memory import MemoryBlobs, MemoryLog
+from tests.support.waiting import until
 
 
 @dataclass
@@ -44,13 +45,6 @@ class MemoryLive:
         self.takers.setdefault(run_id, []).append(put)
         yield
         self.takers[run_id].remove(put)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until something holds that nothing announces."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 async def put(log: EventLog, run_id: str, *events: Event) -> list[Fact]:

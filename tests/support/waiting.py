@@ -1,4 +1,4 @@
-"""Waiting for something to become true, within a time that only a failure takes."""
+"""Waiting for something to become true that nothing announces, within a time that only a failure takes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+LOOK_EVERY_S = 0.01  # how often a test looks for what nothing announces
 
-async def until(true: Callable[[], Any], *, timeout: float = 15.0) -> None:
+
+async def until(true: Callable[[], Any], *, timeout: float = 15.0, look_every_s: float = LOOK_EVERY_S) -> None:
     """Wait until `true()`, or what it is awaited to, is true."""
     async with asyncio.timeout(timeout):
         while True:
@@ -17,4 +19,4 @@ async def until(true: Callable[[], Any], *, timeout: float = 15.0) -> None:
                 found = await found
             if found:
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(look_every_s)
