@@ -17,7 +17,7 @@ ifeq ($(MODEL)$(AETHERIUM_INFERENCE__URL),)
 DEMO_NEEDS := $(MODEL_STAMP)
 endif
 
-.PHONY: help setup model demo up check lint test bench chaos clean
+.PHONY: help setup model demo up check lint test bench chaos eval clean
 
 help:
 	@echo "make demo                 set up, start the engine, have an agent do a real task with the local model"
@@ -25,6 +25,7 @@ help:
 	@echo "make up                   start the engine and stay"
 	@echo "make test                 every test        make check   linters, types, unit and contract tests"
 	@echo "make bench                measure           make chaos   KILLS=200, kill processes at random moments"
+	@echo "make eval                 have the local model do the evaluation tasks  EVAL='--repeat 3 --ablate all'"
 
 setup: $(SETUP)
 
@@ -67,6 +68,10 @@ bench: $(SETUP)
 
 chaos: $(SETUP)
 	@$(BIN)/python -m tests.chaos --kills $(KILLS)
+
+# The tasks are for a real model: the bundled one, unless a server is configured. EVAL holds more options.
+eval: $(SETUP) $(if $(AETHERIUM_INFERENCE__URL),,$(MODEL_STAMP))
+	@$(BIN)/aetherium eval $(EVAL)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -13,7 +13,7 @@ from rich.console import Console
 from aetherium.cli import FAILED
 from aetherium.cli.gateway import INTERRUPTED
 from aetherium.cli.options import DataDir, Json, settings_with
-from evals import harness, mechanisms, report, task
+from evals import engine, harness, mechanisms, report, task
 from evals.harness import Plan
 from evals.progress import Progress
 from evals.report import Report
@@ -101,8 +101,8 @@ async def _evaluate(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     evaluation = None
     try:
-        async with harness.target(settings, url, progress, scripted=script or False) as engine:
-            evaluation = await harness.begin(plan, engine, progress)
+        async with engine.target(settings, url, progress, scripted=script or False) as measured:
+            evaluation = await harness.begin(plan, measured, progress)
             await evaluation.make()
     except (Fault, asyncio.CancelledError) as stopped:
         return evaluation and evaluation.report(), stopped

@@ -15,7 +15,8 @@ from aetherium.launcher.errors import CannotStart
 from aetherium.launcher.process import ProcessSpec, ProcessStatus, State
 from aetherium.launcher.supervisor import Supervisor, layers
 from tests.requirements import covers
-from tests.unit.aetherium.children import STAYS, STUBBORN, file_exists, is_gone, python, until
+from tests.support.waiting import until
+from tests.unit.aetherium.children import STAYS, STUBBORN, file_exists, is_gone, python
 
 
 @asynccontextmanager

@@ -23,7 +23,8 @@ from shared.events.run import Noted, RunCompleted, RunStarted, RunSubmitted, Ste
 from shared.subjects import Aggregate
 from shared.testing.memory import MemoryLog
 from tests.requirements import covers
-from tests.unit.gateway.conftest import MemoryLive, World, make_gateway, opened, put, served, until
+from tests.support.waiting import until
+from tests.unit.gateway.conftest import MemoryLive, World, make_gateway, opened, put, served
 
 
 @dataclass

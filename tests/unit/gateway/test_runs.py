@@ -28,7 +28,8 @@ from shared.subjects import Aggregate
 from shared.template import parse_template
 from shared.transcript import reference
 from tests.requirements import covers
-from tests.unit.gateway.conftest import ASK, World, put, until
+from tests.support.waiting import until
+from tests.unit.gateway.conftest import ASK, World, put
 
 FROM_TEMPLATE = "/api/orchestrator/run-from-template"
 
