@@ -23,7 +23,7 @@ BODY = b"x" * 600  # about what a fact of the engine holds, headers and body
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncGenerator[Client]:
-    client = await nats.connect(url)
+    client = await nats.connect(url)  # pyright: ignore[reportUnknownMemberType]
     try:
         yield client
     finally:
@@ -31,13 +31,13 @@ async def connected(url: str) -> AsyncGenerator[Client]:
 
 
 async def ensure_stream(js: JetStreamContext) -> None:
-    await js.add_stream(StreamConfig(name=STREAM, subjects=["floor.log.>"], allow_direct=True))
+    await js.add_stream(StreamConfig(name=STREAM, subjects=["floor.log.>"], allow_direct=True))  # pyright: ignore[reportUnknownMemberType]
 
 
 async def append_ms(url: str, count: int) -> list[float]:
     """Milliseconds of each append, one after the other."""
     async with connected(url) as client:
-        js = client.jetstream()
+        js = client.jetstream()  # pyright: ignore[reportUnknownMemberType]
         taken: list[float] = []
         for _ in range(count):
             began = time.perf_counter()
@@ -49,7 +49,7 @@ async def append_ms(url: str, count: int) -> list[float]:
 async def appends_per_s(url: str, writers: int, seconds: float) -> float:
     """Appends a second by as many writers, each waiting for its own acknowledgement."""
     async with connected(url) as client:
-        js = client.jetstream()
+        js = client.jetstream()  # pyright: ignore[reportUnknownMemberType]
         until = time.perf_counter() + seconds
 
         async def write(number: int) -> int:
@@ -78,7 +78,7 @@ async def request_ms(url: str, count: int) -> list[float]:
 async def effect_ms(url: str, count: int) -> list[float]:
     """Milliseconds of each pair: append a request, and read the answer that the other process appended."""
     async with connected(url) as client:
-        js = client.jetstream()
+        js = client.jetstream()  # pyright: ignore[reportUnknownMemberType]
         config = ConsumerConfig(deliver_policy=DeliverPolicy.NEW)
         answers = await js.subscribe("floor.log.answer", stream=STREAM, ordered_consumer=True, config=config)
         taken: list[float] = []
@@ -95,7 +95,7 @@ async def read_ms(url: str, stream: str, subject_filter: str, count: int) -> flo
     """Milliseconds to read `count` messages by batched direct gets, none of them looked into."""
     async with connected(url) as client:
         inbox, seen, start = client.new_inbox(), 0, 1
-        subscription = await client.subscribe(inbox)
+        subscription = await client.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
         began = time.perf_counter()
         while seen < count:
             ask = orjson.dumps({"batch": 1000, "seq": start, "next_by_subj": subject_filter})
@@ -111,7 +111,7 @@ async def read_ms(url: str, stream: str, subject_filter: str, count: int) -> flo
 async def answer(url: str) -> None:
     """The other process: reply to pings, and append an answer for each request in the log; until ended."""
     async with connected(url) as client:
-        js = client.jetstream()
+        js = client.jetstream()  # pyright: ignore[reportUnknownMemberType]
 
         async def pong(message: Msg) -> None:
             await message.respond(message.data)
@@ -120,7 +120,7 @@ async def answer(url: str) -> None:
             await js.publish("floor.log.answer", BODY)
             await message.ack()
 
-        await client.subscribe(PING, cb=pong)
+        await client.subscribe(PING, cb=pong)  # pyright: ignore[reportUnknownMemberType]
         await js.subscribe("floor.log.request", stream=STREAM, durable="floor", cb=append, manual_ack=True)
         await client.flush()
         print("ready", flush=True)

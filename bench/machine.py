@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +36,9 @@ async def nats_server() -> AsyncGenerator[Server]:
         ports = Ports()
         port, monitor = ports.pick(0, "127.0.0.1"), ports.pick(0, "127.0.0.1")
         spec = nats.spec(Path(folder), port=port, monitor_port=monitor, env=dict(os.environ))
-        with open(Path(folder) / "nats.log", "wb") as log:
-            process = await asyncio.create_subprocess_exec(*spec.argv, stdout=log, stderr=log)
+        process = await asyncio.create_subprocess_exec(*spec.argv, "--log", str(Path(folder) / "nats.log"))
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                while not await spec.ready(process.pid):
-                    await asyncio.sleep(0.02)
+            await _until_ready(process, spec.ready)
             version = ".".join(map(str, nats.version(nats.binary())))
             yield Server(f"nats://127.0.0.1:{port}", process.pid, version)
         finally:
@@ -72,14 +69,18 @@ async def service(name: str, settings: dict[str, str]) -> AsyncGenerator[int]:
     process = await asyncio.create_subprocess_exec(*stack.service_argv(name), env=env)
     ready = probe.http_ok(f"http://127.0.0.1:{port}/readyz")
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not await ready(process.pid):
-                if process.returncode is not None:
-                    raise RuntimeError(f"the {name} ended before it was ready: see its output above")
-                await asyncio.sleep(0.05)
+        await _until_ready(process, ready)
         yield process.pid
     finally:
         await _end(process)
+
+
+async def _until_ready(process: asyncio.subprocess.Process, ready: Callable[[int], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await ready(process.pid):
+            if process.returncode is not None:
+                raise RuntimeError(f"process {process.pid} ended before it was ready: see its output above")
+            await asyncio.sleep(0.05)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

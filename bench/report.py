@@ -39,7 +39,7 @@ def rows(runs: Mapping[str, Sequence[float]], taken: Mapping[str, Any]) -> dict[
 
 def _row(figure: Figure, values: Mapping[str, float], runs: Sequence[float], taken: Mapping[str, Any]) -> Row:
     row: Row = {"value": values[figure.name], "unit": figure.unit, "runs": [_rounded(run) for run in runs], "what": figure.what}
-    if figure.floor in values:
+    if figure.floor is not None and figure.floor in values:
         floor = values[figure.floor]
         ratio = values[figure.name] / floor if figure.better == "lower" else floor / values[figure.name]
         row["floor"] = {"name": figure.floor, "value": floor, "ratio": round(ratio, 2)}
@@ -57,7 +57,7 @@ def _rounded(value: float) -> float:
 def write(measured: Mapping[str, Row], path: Path = LATEST) -> None:
     """Write the figures that were measured; those of an earlier run stay, with the conditions of their own."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = orjson.loads(path.read_bytes()) if path.exists() else {}
+    kept: dict[str, Row] = orjson.loads(path.read_bytes()) if path.exists() else {}
     merged = {**kept, **measured}
     ordered = {name: merged[name] for name in BY_NAME if name in merged}
     path.write_bytes(orjson.dumps(ordered, option=orjson.OPT_INDENT_2) + b"\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from aetherium.launcher.state import Model
 from evals.progress import Progress
 from shared.config import Settings
 from shared.errors import Fault
+
+
+MAX_RESTARTS = 8  # of a process that was never ready
 
 
 class CannotEvaluate(Fault):
@@ -61,10 +65,28 @@ def _want_a_model(model: Model) -> None:
 
 
 async def _ready(engine: Engine, progress: Progress) -> None:
-    progress.begin("starting the engine", "its processes come up")
-    async with progress.beating():
-        is_ready = await engine.ready()
-    if not is_ready:
-        failed = "; ".join(f"{each.name}: {each.problem}" for each in engine.supervisor.statuses if each.state is State.FAILED)
-        raise CannotEvaluate(f"the engine did not start ({failed}): see {engine.plan.settings.data_dir / 'logs'}")
+    """Wait for every process, as long as none keeps ending.
+
+    Raises:
+        CannotEvaluate: one cannot be started, or ended too often before it was ready.
+    """
+    progress.begin("starting the engine", "")
+    ready = asyncio.ensure_future(engine.ready())
+    try:
+        async with progress.beating():
+            while not ready.done():
+                await asyncio.wait([ready], timeout=1.0)
+                _look_at(engine, progress)
+    finally:
+        ready.cancel()
+        await asyncio.gather(ready, return_exceptions=True)
     progress.say(f"the engine is ready, model: {engine.plan.model.text}")
+
+
+def _look_at(engine: Engine, progress: Progress) -> None:
+    late = [each for each in engine.supervisor.statuses if each.state is not State.READY]
+    progress.waiting(f"waits for {', '.join(each.name for each in late)}")
+    broken = next((each for each in late if each.state is State.FAILED or each.restarts >= MAX_RESTARTS), None)
+    if broken is not None:
+        why = broken.problem or f"it ended {broken.restarts} times"
+        raise CannotEvaluate(f"{broken.name} does not start ({why}): see {engine.supervisor.log_of(broken.name)}")

@@ -65,7 +65,8 @@ class Progress:
         """Keep the current line current, or say it again after a while."""
         if not self._what:
             return
-        text = f"{self.monotonic() - self._began:7.1f} s  {self._what}  turn {self._turn}  {self._waits_for}"
+        turn = f"turn {self._turn}  " if self._turn else ""
+        text = f"{self.monotonic() - self._began:7.1f} s  {self._what}  {turn}{self._waits_for}"
         if self.console.is_terminal:
             self._clear()
             self.console.print(Text(text[: self.console.width - 1], "dim"), end="", soft_wrap=True)

@@ -87,11 +87,15 @@ def _shares(results: Iterable[Result], key: Callable[[Result], str]) -> dict[str
 def markdown(report: Report) -> str:
     """The whole report for a reader."""
     main, conditions = report.main, report.conditions
-    scripted = " The model is scripted: it played the answers of a file." if conditions.model_source == "scripted" else ""
-    stopped = "" if report.complete else " It was stopped before its last task."
+    remarks = ["With the engine up on the same data folder, `aetherium show RUN` and `aetherium replay RUN` explain a run."]
+    if conditions.model_source == "scripted":
+        remarks.append("The model is scripted: it played the answers of a file.")
+    if not report.complete:
+        remarks.append("The evaluation was stopped before its last task.")
     parts = [
         f"# {main.passes} of {len(main.results)} passed: {conditions.model or 'unknown model'}, {conditions.measured_at:%Y-%m-%d}",
-        f"{_conditions(conditions)}{scripted}{stopped}",
+        _conditions(conditions),
+        " ".join(remarks),
         _table(_HEAD, [_row(each, conditions.repeat) for each in main.results]),
         _sums(main),
     ]

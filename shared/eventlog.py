@@ -203,7 +203,8 @@ class NatsEventLog:
 
     async def _commit_group(self, group: list[_Pending]) -> None:
         messages = [message for pending in group for message in pending.messages]
-        if len(group) > 1 and len(messages) >= BATCH_FROM:
+        one_is_several = len(messages) > len(group)  # it takes a batch anyway: the others come along
+        if len(group) > 1 and (len(messages) >= BATCH_FROM or one_is_several):
             first = await self._publish(messages)
             if first is not None:
                 for pending in group:

@@ -12,8 +12,10 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TextIO, cast
 
 import structlog
 from opentelemetry import trace
@@ -24,6 +26,21 @@ from shared.config import TelemetrySettings
 _propagator = TraceContextTextMapPropagator()
 _current: ContextVar[str | None] = ContextVar("traceparent", default=None)
 _exports: list[Callable[[], None]] = []  # how to end the one export of this process, once it has begun
+
+
+@dataclass(frozen=True)
+class _Unfailing:
+    """A stream whose lines are lost when the disk is full: a log line must not fail the work that it tells of."""
+
+    stream: TextIO
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self.stream.flush()
 
 
 def set_up(settings: TelemetrySettings, process: str) -> None:
@@ -45,7 +62,7 @@ def set_up(settings: TelemetrySettings, process: str) -> None:
             *render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[settings.log_level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unfailing(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)

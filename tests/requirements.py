@@ -81,6 +81,7 @@ REQUIRED: Mapping[str, str] = {
     # the gateway
     "api.submit": "A submission is one atomic pair of facts; the answer comes at once, or when the run has ended.",
     "api.submit.idempotent": "A key makes one run, also from two gateways at once.",
+    "api.files": "A run may begin with files, which are in its workspace before its first tool call, once, through any crash.",
     "api.cancel": "A run, or all runs of a project, can be asked to stop, once.",
     "api.status": "A run is shown by its one fold, with its build log and the prompts of its calls.",
     "api.events": "A run's facts come as server-sent events: history first, then what happens, to its end.",
@@ -118,6 +119,8 @@ REQUIRED: Mapping[str, str] = {
     "chaos.kills": "Random kills repeat no effect and lose no acknowledged fact.",
     "cli.verbs": "The verbs start, list, show, cancel, export and replay a run.",
     "cli.live": "A run is shown as it happens, and what is waited for is said.",
+    "evals.checks": "The check of every evaluation task tells right workspaces from wrong ones.",
+    "evals.report": "An evaluation judges runs by the workspace they leave, and says of each failure what kind it is.",
     "bench.figures": "Figures are written with their conditions, each beside its floor.",
     "rooms.walls": "Services do not import each other, and what is pure imports no driver, clock, chance or environment.",
 }

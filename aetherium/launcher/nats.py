@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from aetherium.launcher import probe
@@ -67,16 +70,40 @@ jetstream {{
 """
 
 
+def has_room(folder: Path, size: int = 4 << 20) -> bool:
+    """Whether a file of `size` bytes can be written there now."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError:
+        return False
+    return True
+
+
+def stuck_on_writes(url: str, store: Path) -> Callable[[], Awaitable[str | None]]:
+    """Whether the server still refuses to write although there is room again: after a full disk it does, until it is restarted."""
+
+    async def unwell() -> str | None:
+        answer = await probe.get(url)
+        if answer is None or answer.is_success or "write error" not in answer.text or not has_room(store):
+            return None
+        return "its store could not be written for a while, and there is room again"
+
+    return unwell
+
+
 def spec(data_dir: Path, *, port: int, monitor_port: int, env: dict[str, str]) -> ProcessSpec:
     """Writes the configuration; the facts are in `<data>/nats/js`."""
     home = data_dir / "nats"
     home.mkdir(parents=True, exist_ok=True)
     config = home / "nats.conf"
     config.write_text(render_config(port=port, monitor_port=monitor_port, store=home / "js"))
+    health = f"http://127.0.0.1:{monitor_port}/healthz"
     return ProcessSpec(
         name="nats",
         argv=(str(binary()), "--config", str(config)),
         env=env,
-        ready=probe.http_ok(f"http://127.0.0.1:{monitor_port}/healthz"),
+        ready=probe.http_ok(health),
         port=port,
+        unwell=stuck_on_writes(health, home),
     )

@@ -26,7 +26,8 @@ class ProcessSpec:
     """One process and how it is treated.
 
     `prepare` runs before every start and may take long; a `Fault` from it ends the process for good.
-    `ready` gets the pid and is polled until it says True.
+    `ready` gets the pid and is polled until it says True. `unwell` is asked from then on, every `look_s`: a
+    reason means that the process runs, will not mend by itself, and is started again.
     """
 
     name: str
@@ -36,6 +37,8 @@ class ProcessSpec:
     after: tuple[str, ...] = ()
     port: int | None = None
     prepare: Callable[[], Awaitable[None]] | None = None
+    unwell: Callable[[], Awaitable[str | None]] | None = None
+    look_s: float = 2.0
     stop_signal: signal.Signals = signal.SIGTERM
     hard_stop_signal: signal.Signals = signal.SIGKILL  # when there is no time; PostgreSQL wants SIGQUIT
     death_signal: signal.Signals = signal.SIGKILL  # from the kernel when the supervisor dies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from aetherium.launcher.state import EngineState, Model
 from aetherium.launcher.supervisor import Supervisor
 from shared import config
 from shared.config import Settings
+
+_log = logging.getLogger(__name__)
 
 
 def service_argv(name: str) -> tuple[str, ...]:
@@ -207,7 +210,10 @@ class Engine:
         return await self.supervisor.settled()
 
     def _changed(self, status: ProcessStatus) -> None:
-        state.write(self.state)
+        try:
+            state.write(self.state)
+        except OSError as error:  # a full disk: the processes matter more than what is told about them
+            _log.warning("the engine's state file is not up to date: %s", error)
         for listener in self._listeners:
             listener(status)
 

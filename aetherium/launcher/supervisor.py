@@ -112,6 +112,7 @@ class _Process:
             ready_at = await self._until_ready(child, ended)
             if ready_at is not None:
                 self._set(State.READY, ready_after_s=round(ready_at - began, 3))
+                await self._until_unwell(child, ended)
             exit_code = await asyncio.shield(ended)
         except BaseException:
             await self._end(child, ended)
@@ -134,6 +135,15 @@ class _Process:
                 return time.monotonic()
             await asyncio.wait([ended], timeout=_POLL_S)
         return None
+
+    async def _until_unwell(self, child: Child, ended: asyncio.Task[int]) -> None:
+        """Watch it until it ends; one that says it is unwell is ended, to be started again."""
+        while self.spec.unwell is not None and not ended.done():
+            await asyncio.wait([ended], timeout=self.spec.look_s)
+            reason = None if ended.done() else await self.spec.unwell()
+            if reason is not None:
+                _log.warning("%s is started again: %s", self.spec.name, reason)
+                await self._end(child, ended)
 
     async def _end(self, child: Child, ended: asyncio.Task[int]) -> None:
         """Ask, wait, then make it end."""

@@ -20,7 +20,7 @@ async def measure(quick: bool) -> tuple[Runs, dict[str, Any]]:
     runs: Runs = {}
     async with machine.nats_server() as server:
         async with floors.connected(server.url) as client:
-            await floors.ensure_stream(client.jetstream())
+            await floors.ensure_stream(client.jetstream())  # pyright: ignore[reportUnknownMemberType]
         async with (
             machine.python("bench.floors", server.url) as bare,
             engine.running(server.url) as product,

@@ -7,11 +7,13 @@ asked for in a turn of its own, as one fenced block.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import orjson
+
+from shared.ids import canonical
 
 FINISH = "finish"
 LONG_TEXT = "long-text"
@@ -46,11 +48,13 @@ class Action:
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
+    def key(self) -> str:
+        """Equal for equal actions, whatever the order in which they were written."""
+        return canonical([self.tool, self.arguments]).decode()
+
+    @property
     def reply(self) -> str | None:
         return str(self.arguments.get("reply", "")) if self.tool == FINISH else None
-
-
-Choices = Callable[[Tool], "list[dict[str, Any]]"]
 
 
 def tools_of(schemas: Iterable[Mapping[str, Any]]) -> tuple[Tool, ...]:
@@ -85,20 +89,28 @@ def introduction(tools: Sequence[Tool]) -> str:
     return "\n".join(lines)
 
 
-def action_schema(tools: Sequence[Tool], *, may_finish: bool, barred: str | None, narrow: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def action_schema(
+    tools: Sequence[Tool],
+    *,
+    may_finish: bool,
+    barred: Collection[str] = (),
+    narrow: Mapping[str, Sequence[str]] | None = None,
+    path_only: Collection[str] = (),
+) -> dict[str, Any]:
     """The `response_format` of a turn: exactly one call of an offered tool, or the finish where it is due.
 
-    `barred` is left out, because it was just done; `narrow` gives the only paths that a tool may name.
+    `barred` tools are left out; `narrow` gives the only paths that a tool may name; a `path_only` tool takes
+    nothing but its path here, and is asked for the rest later.
     """
-    options = [one for tool in tools if tool.name != barred for one in _options(tool, narrow)]
+    options = [one for tool in tools if tool.name not in barred for one in _options(tool, narrow or {}, tool.name in path_only)]
     if may_finish or not options:
         options.append(_object(FINISH, {"reply": {"type": "string"}}))
     schema = options[0] if len(options) == 1 else {"anyOf": options}
     return {"type": "json_schema", "json_schema": {"name": "action", "strict": True, "schema": schema}}
 
 
-def _options(tool: Tool, narrow: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    arguments = {name: _plain(schema) for name, schema in tool.arguments.items()}
+def _options(tool: Tool, narrow: Mapping[str, Sequence[str]], path_only: bool) -> list[dict[str, Any]]:
+    arguments = {name: _plain(schema) for name, schema in tool.arguments.items() if not path_only or name == tool.path}
     if tool.name in narrow and tool.path:
         if not narrow[tool.name]:
             return []  # there is no file that it could name
@@ -131,7 +143,12 @@ def read_action(text: str) -> Action | None:
         return None
     fields = cast(dict[str, Any], said)
     name = fields.pop("tool", None)
-    return Action(name, fields) if isinstance(name, str) else None
+    return Action(name, {key: _mended(value) for key, value in fields.items()}) if isinstance(name, str) else None
+
+
+def _mended(value: Any) -> Any:
+    """`\\b` and `\\f` of a regular expression, which JSON reads as control characters, as they were meant."""
+    return value.replace("\x08", "\\b").replace("\x0c", "\\f") if isinstance(value, str) else value
 
 
 def fenced_text(reply: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field, replace
 
 from services.orchestrator import actions, guidance
@@ -18,8 +19,9 @@ from shared.ids import place_id
 from shared.transcript import message_of
 
 SHOWN = 500  # characters of a file that a call changed
+NAMED_SHOWN = 1500  # characters of a file that the request names
 LOOKED_AT = 700  # characters of a file in the look before the end
-MAX_SHOWN = 3
+MAX_SHOWN = 4
 MAX_UNREADABLE = 3
 STOP = ("\n```",)
 
@@ -31,21 +33,36 @@ class Guide:
     agent: Agent
     tools: tuple[Tool, ...]
     progress: Progress
-    last: Action | None = None
-    barred: str | None = None
+    done: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])  # actions, with the workspace's age
+    barred: set[str] = field(default_factory=set[str])
+    changes: int = 0
     looked: bool = False
     unreadable: int = 0
-    shown: set[str] = field(default_factory=set[str])
+
+    def tool(self, name: str) -> Tool | None:
+        return next((tool for tool in self.tools if tool.name == name), None)
 
     def see(self, fact: Fact) -> None:
+        """Take in what a call did to the workspace."""
         self.agent.view = self.agent.view.after(fact)
+        self.changes += len(getattr(fact.event, "changes", ()))
         self.progress = replace(self.progress, view=self.agent.view)
 
 
 def begin(agent: Agent, request: str) -> Guide:
     tools = actions.tools_of(agent.offer.tools)
     has_shell = any(tool.command for tool in tools)
-    return Guide(agent, tools, Progress(request, agent.owes, agent.view, has_shell))
+    return Guide(agent, tools, guidance.started(request, agent.owes, agent.view, has_shell=has_shell))
+
+
+async def show_named(run: Run, guide: Guide) -> None:
+    """Show the files that the request names, before the first turn: they are what it is about."""
+    shown = [await _shown(run, guide, name, NAMED_SHOWN) for name in guide.progress.named[:MAX_SHOWN]]
+    if guide.progress.owes_tests and any("test" in name for name in guide.agent.view.files):
+        shown.append("Start with the tests: python3 -m pytest -q")
+    if shown:
+        guide.progress = replace(guide.progress, inspected=True)
+        await guide.agent.talk.say(run, "named", "user", "\n\n".join(shown))
 
 
 async def react(run: Run, guide: Guide, *, turns: int) -> str:
@@ -67,9 +84,9 @@ async def react(run: Run, guide: Guide, *, turns: int) -> str:
                 return action.reply
             guide.looked = True
             await agent.talk.say(here, "look", "user", await _look(here, guide))
-        elif action == guide.last:
-            guide.barred = action.tool
-            await agent.talk.say(here, "repeated", "user", "You just did exactly that; the result would be the same. Do something else.")
+        elif (action.key, guide.changes) in guide.done:
+            guide.barred.add(action.tool)
+            await agent.talk.say(here, "repeated", "user", "You just did exactly that; the result is the same. Do something else.")
         else:
             await _act(here, guide, action)
     still = f" Still missing: {', '.join(guide.progress.missing)}." if guide.progress.missing else ""
@@ -87,7 +104,11 @@ async def _choose(run: Run, guide: Guide) -> Action | None:
     """The model's next action, sampled under the schema of what may be done now."""
     progress = guide.progress
     schema = actions.action_schema(
-        guide.tools, may_finish=progress.may_finish, barred=guide.barred, narrow=guidance.paths_for(guide.tools, progress)
+        guide.tools,
+        may_finish=progress.may_finish,
+        barred=guide.barred | guidance.useless(guide.tools, progress),
+        narrow=guidance.paths_for(guide.tools, progress),
+        path_only=frozenset({"edit_file"}) if _edits_by_rewriting(guide) else frozenset(),
     )
     answer = await guide.agent.talk.ask(run, "llm", guide.agent.turn, response_format=schema, tools=False)
     assert isinstance(answer.event, LlmCompleted)
@@ -102,38 +123,106 @@ async def _choose(run: Run, guide: Guide) -> Action | None:
     return None
 
 
+def _edits_by_rewriting(guide: Guide) -> bool:
+    """A small model copies better than it quotes: as long as all files at hand are small, edits give them anew."""
+    at_hand = guidance.paths_for(guide.tools, guide.progress).get("edit_file", [])
+    return guide.tool("write_file") is not None and all(guidance.is_small(guide.progress.texts[name]) for name in at_hand)
+
+
 async def _act(run: Run, guide: Guide, action: Action) -> None:
-    agent, tool = guide.agent, next((tool for tool in guide.tools if tool.name == action.tool), None)
+    tool = guide.tool(action.tool)
     arguments = dict(action.arguments)
+    if tool is not None and tool.name == "edit_file" and "old" not in arguments:
+        await _rewrite(run, guide, str(arguments.get("path", "")))
+        return
+    guide.done.add((action.key, guide.changes))
     if tool is not None and tool.long_text:
-        arguments[tool.long_text] = await _ask_for_text(run, guide, tool, action)
-    call = ToolCall(call_id=place_id("call", run.run_id, run.path, "1"), name=action.tool, arguments=arguments, source="guided")
+        arguments[tool.long_text] = await _new_text(run, guide, tool.long_text, str(arguments.get("path", "")))
+    await _call(run, guide, action.tool, arguments)
+
+
+async def _call(run: Run, guide: Guide, name: str, arguments: dict[str, object], remark: str = "") -> None:
+    """Run one tool and say what it did, what the changed files hold now, and what to do next."""
+    agent, tool = guide.agent, guide.tool(name)
+    call = ToolCall(call_id=place_id("call", run.run_id, run.path, "1"), name=name, arguments=arguments, source="guided")
     fact = await run.tool(f"tool/{call.call_id}", agent.node.id, call)
-    before = agent.view
+    before = guide.changes
     guide.see(fact)
     agent.talk.take(fact, form="text")
     worked = isinstance(fact.event, ToolCompleted) and not fact.event.is_error
-    wrote = str(action.arguments.get("path", "")) if tool is not None and tool.long_text and worked else None
-    command = str(action.arguments[tool.command]) if tool is not None and tool.command and worked else None
-    ran = bool(command) or (guide.progress.ran and not (wrote and guidance.is_code(wrote)))
-    guide.progress = replace(guide.progress, failed=not worked, ran=ran)
-    guide.last, guide.barred = action, None
-    made = () if wrote else tuple(sorted(agent.view.changed - before.changed))
-    shown = [await _shown(run, guide, name, SHOWN) for name in made[:MAX_SHOWN]]
+    path = str(arguments.get("path", ""))
+    wrote = path if tool is not None and tool.name in ("write_file", "edit_file") and worked else None
+    command = str(arguments[tool.command]) if tool is not None and tool.command else None
+    if wrote and tool is not None and tool.long_text:
+        guide.progress = guide.progress.knows(wrote, str(arguments[tool.long_text]))
+    if worked and name == "read_file":
+        guide.progress = guide.progress.knows(path, str(message_of(fact)["content"]))
+    _progress(guide, worked=worked, wrote=wrote, command=command, name=name)
+    guide.barred.clear()
+    shown = [remark] if remark else []
+    if not wrote and guide.changes > before:
+        shown += [await _shown(run, guide, name, SHOWN) for name in _changed_by(fact, guide)[:MAX_SHOWN]]
     await agent.talk.say(run, "next", "user", "\n".join([*shown, guidance.next_step(guide.progress, wrote, command)]))
 
 
-async def _ask_for_text(run: Run, guide: Guide, tool: Tool, action: Action) -> str:
+def _progress(guide: Guide, *, worked: bool, wrote: str | None, command: str | None, name: str) -> None:
+    progress = guide.progress
+    stale = wrote is not None and guidance.is_code(wrote)
+    ran, tested = progress.ran and not stale, progress.tested and not stale
+    if command and worked:
+        ran, tested = True, tested or guidance.runs_tests(command)
+    inspected = progress.inspected or (worked and name in ("read_file", "search_files", "run_shell"))
+    guide.progress = replace(progress, failed=not worked, ran=ran, tested=tested, inspected=inspected)
+
+
+def _changed_by(fact: Fact, guide: Guide) -> list[str]:
+    changed = [change.path for change in getattr(fact.event, "changes", ())]
+    return [path for path in changed if path in guide.agent.view.files]
+
+
+async def _new_text(run: Run, guide: Guide, what: str, path: str) -> str:
     """The long text of an action, outside of JSON: quotes and newlines are where small models break it."""
-    path = action.arguments.get("path", tool.long_text)
-    ask = f"Now give the whole {tool.long_text} of {path} in one fenced code block, nothing else."
-    if isinstance(path, str) and path in guide.agent.view.files and path not in guide.shown:
-        ask += f" It holds now:\n{await _shown(run, guide, path, SHOWN * 3)}"
-    await guide.agent.talk.say(run, "text", "user", ask)
-    answer = await guide.agent.talk.ask(run, "llm-text", guide.agent.turn, tools=False, stop=STOP)
+    ask = f"Now give the whole {what} of {path} in one fenced code block, nothing else."
+    if path in guide.agent.view.filled and path not in guide.progress.texts:
+        ask += f" It holds now:\n{await _shown(run, guide, path, NAMED_SHOWN)}"
+    return await _text_for(run, guide, f"{ask} It must hold just what the request asks for it: {guide.progress.request}")
+
+
+async def _rewrite(run: Run, guide: Guide, path: str) -> None:
+    """Edit a small file by giving it anew; what was changed is told back as a difference."""
+    old = guide.progress.texts.get(path, "")
+    faults = " ".join(fault for fault in guide.progress.faults if fault.startswith(path))
+    ask = (
+        f"Now give the whole new content of {path} in one fenced code block: change only what the request needs, keep every other line "
+        f"as it is. {faults} The request: {guide.progress.request}\n{path} holds now:\n```\n{old}\n```"
+    )
+    new = await _text_for(run, guide, ask)
+    if new.strip() == old.strip() or len(new) < len(old) / 2:
+        guide.barred.add("edit_file")
+        guide.progress = replace(guide.progress, failed=True)
+        why = "is still the same: nothing was changed" if new.strip() == old.strip() else "would lose most of its content; it is unchanged"
+        await guide.agent.talk.say(run, "unchanged", "user", f"{path} {why}. {guidance.next_step(guide.progress, None, None)}")
+        return
+    await _call(run, guide, "write_file", {"path": path, "content": new}, f"What changed:\n{_difference(old, new)}")
+
+
+def _difference(old: str, new: str) -> str:
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
+    return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))[:600]
+
+
+async def _text_for(run: Run, guide: Guide, ask: str) -> str:
+    """One fenced block from the model; asked for once more without the stop when none came."""
+    talk, turn = guide.agent.talk, guide.agent.turn
+    await talk.say(run, "text", "user", ask)
+    answer = await talk.ask(run, "llm-text", turn, tools=False, stop=STOP)
     assert isinstance(answer.event, LlmCompleted)
-    if isinstance(path, str):
-        guide.shown.add(path)
+    text = actions.fenced_text(answer.event.content)
+    if text:
+        return text
+    await talk.say(run, "text-again", "user", "That block was empty. Give the whole content in one fenced code block.")
+    answer = await talk.ask(run, "llm-text-again", turn, tools=False)
+    assert isinstance(answer.event, LlmCompleted)
     return actions.fenced_text(answer.event.content)
 
 
@@ -146,12 +235,14 @@ async def _look(run: Run, guide: Guide) -> str:
 
 async def _shown(run: Run, guide: Guide, path: str, limit: int) -> str:
     """What a file holds, read by an ordinary tool call of the engine's own."""
+    if "read_file" not in guide.agent.offer.names:
+        return f"{path} was changed."
     call = ToolCall(
         call_id=place_id("call", run.run_id, run.path, "show", path), name="read_file", arguments={"path": path}, source="engine"
     )
-    if "read_file" not in guide.agent.offer.names:
-        return f"{path} was changed."
     fact = await run.tool(f"show/{path}", guide.agent.node.id, call)
-    guide.shown.add(path)
     text = str(message_of(fact)["content"])
-    return f"{path} now holds:\n```\n{text[:limit]}\n```"
+    if isinstance(fact.event, ToolCompleted) and not fact.event.is_error:
+        guide.progress = guide.progress.knows(path, text)
+    cut = f"\n[cut: {len(text) - limit} more characters]" if len(text) > limit else ""
+    return f"{path} now holds:\n```\n{text[:limit]}{cut}\n```"

@@ -14,7 +14,7 @@ from tests.requirements import covers
 
 async def received(bus: Bus, headers: dict[str, str]) -> Msg:
     subject = f"test.{new_id()}"
-    subscription = await bus.client.subscribe(subject)
+    subscription = await bus.client.subscribe(subject)  # pyright: ignore[reportUnknownMemberType]
     await bus.client.publish(subject, b"body", headers=headers)
     async with asyncio.timeout(5):
         return await subscription.next_msg(timeout=5)

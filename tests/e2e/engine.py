@@ -132,13 +132,3 @@ async def opened(settings: Settings, *, script: Path | bool = False) -> AsyncGen
                 yield Stack(engine, gateway, bus, NatsEventLog(bus, "test"))
         finally:
             await bus.close()
-
-
-async def until(true: Callable[[], bool | Awaitable[bool]], *, within_s: float = 20.0) -> None:
-    """Wait for a condition of the outside world."""
-    async with asyncio.timeout(within_s):
-        while True:
-            found = true()
-            if found if isinstance(found, bool) else await found:
-                return
-            await asyncio.sleep(0.02)

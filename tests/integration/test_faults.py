@@ -19,8 +19,9 @@ import pytest_asyncio
 
 from shared.config import InferenceSettings
 from shared.runstate import Status, fold
-from tests.e2e.engine import Stack, opened, settings_in, until, write_script
+from tests.e2e.engine import Stack, opened, settings_in, write_script
 from tests.requirements import covers
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -166,7 +167,7 @@ async def test_runs_go_on_without_postgresql_and_its_rows_catch_up(engine: Stack
         finally:
             for process in everything:
                 process.resume()
-    await until(lambda: row_is_right(engine, run_id), within_s=60)
+    await until(lambda: row_is_right(engine, run_id), timeout=60)
 
 
 async def row_is_right(engine: Stack, run_id: str) -> bool:

@@ -14,6 +14,7 @@ from shared.events.content import Pins, SeedFile
 from shared.events.tool import FilesLaid, ToolCompleted, ToolStarted
 from shared.runlog import line_of
 from shared.testing.memory import MemoryBlobs
+from tests.requirements import covers
 from tests.support.world import RUN, Turn, World
 
 FILES = {"notes.txt": "as submitted\n", "src/main.py": "print(1)\n"}
@@ -52,6 +53,7 @@ async def test_a_run_finds_its_files_at_its_first_call(tmp_path: Path) -> None:
     assert texts(world) == {**FILES, "notes.txt": "as changed\n"}
 
 
+@covers("api.files")
 async def test_a_run_cut_after_any_fact_keeps_what_it_changed_in_its_files(tmp_path: Path) -> None:
     whole = World(tmp_path / "whole", WORK)
     whole.folder.mkdir()

@@ -53,6 +53,8 @@ def _native(agent: agents.Agent) -> React:
 
 def _guided(guide: guided.Guide) -> React:
     async def react(run: Run, turns: int) -> str:
+        if guide.agent.turn == 0:
+            await guided.show_named(run, guide)
         return await guided.react(run, guide, turns=turns)
 
     return react

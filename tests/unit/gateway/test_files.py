@@ -10,6 +10,7 @@ from services.gateway.requests import MAX_FILES, MAX_FILES_BYTES, RunFromTemplat
 from shared.events.run import RunSubmitted
 from shared.ids import digest
 from shared.template import Template, parse_template
+from tests.requirements import covers
 from tests.unit.gateway.conftest import ASK, World
 
 FROM_TEMPLATE = "/api/orchestrator/run-from-template?wait=false"
@@ -25,6 +26,7 @@ async def template_of(world: World) -> Template:
     return parse_template(await world.gateway.blobs.get((await submitted(world)).template), "blob")
 
 
+@covers("api.files")
 async def test_the_files_of_a_request_are_kept_with_the_run(world: World) -> None:
     files = {"src/main.py": "print('hällo')\n", "empty.txt": ""}
     await world.start_run(files=files)

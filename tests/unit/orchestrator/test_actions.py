@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.orchestrator.actions import Action, action_schema, fenced_text, introduction, read_action, tools_of
-from services.orchestrator.guidance import Progress, next_step, paths_for
+from services.orchestrator.guidance import Progress, next_step, paths_for, started
+from services.orchestrator.lint import fault_in
 from services.orchestrator.workspace_view import WorkspaceView, as_text, of_listing
 
 
@@ -27,9 +30,11 @@ TOOLS = tools_of(
     ]
 )
 
+EDITORS = tools_of([tool("edit_file", path=STRING, old=STRING, new=STRING)])
 
-def allows(value: object, *, may_finish: bool = True, barred: str | None = None, narrow: dict[str, list[str]] | None = None) -> bool:
-    schema = action_schema(TOOLS, may_finish=may_finish, barred=barred, narrow=narrow or {})["json_schema"]["schema"]
+
+def allows(value: object, *, may_finish: bool = True, barred: str = "", narrow: dict[str, list[str]] | None = None) -> bool:
+    schema = action_schema(TOOLS, may_finish=may_finish, barred={barred}, narrow=narrow)["json_schema"]["schema"]
     return jsonschema.Draft202012Validator(schema).is_valid(value)
 
 
@@ -61,7 +66,10 @@ def test_only_files_that_are_there_can_be_read() -> None:
     assert not allows({"tool": "read_file", "path": "a.txt"}, narrow={"read_file": []})
 
 
-@given(st.dictionaries(st.text(min_size=1), st.text()), st.text(min_size=1))
+PLAIN = st.text(st.characters(exclude_characters="\x08\x0c", codec="utf-8"), min_size=1)
+
+
+@given(st.dictionaries(PLAIN, PLAIN), PLAIN)
 def test_what_the_schema_allows_is_read_back_as_it_was_written(arguments: dict[str, str], name: str) -> None:
     import orjson
 
@@ -113,13 +121,14 @@ def test_the_end_is_earned() -> None:
 
 
 def test_data_that_a_command_should_make_is_not_written_by_hand() -> None:
-    narrow = paths_for(TOOLS, progress(view=seen("a.py")))
-    assert narrow["write_file"] == ["a.py"]
-    assert "write_file" not in paths_for(TOOLS, progress(view=seen("a.py"), ran=True))
+    assert paths_for(TOOLS, progress(view=seen("a.py")))["write_file"] == []  # the one missing is for the command to make
+    assert paths_for(TOOLS, progress())["write_file"] == ["a.py"]
+    assert paths_for(TOOLS, progress(view=seen("a.py"), ran=True))["write_file"] == ["a.txt"]
+    assert "write_file" not in paths_for(TOOLS, progress(view=seen("a.py", "a.txt"), ran=True))  # anything
 
 
 def test_the_next_step_is_named() -> None:
-    assert next_step(progress(view=seen("a.py")), "a.py", None) == "Now run it, such as: python3 a.py > a.txt"
+    assert next_step(progress(view=seen("a.py")), "a.py", None) == "Now run it with run_shell, such as: python3 a.py > a.txt"
     assert "python3 a.py > a.txt" in next_step(progress(view=seen("a.py"), ran=True), None, "python3 a.py")
     assert "Still missing: a.py, a.txt." in next_step(progress(ran=True), None, None)
     assert "finish" in next_step(progress(view=seen("a.py", "a.txt"), ran=True), None, None)
@@ -131,3 +140,73 @@ def test_a_listing_is_read_with_its_remarks() -> None:
     assert (view.files, view.filled) == ({"a.txt", "b/c.txt"}, {"a.txt"})
     assert of_listing("(the workspace has no files yet)").files == frozenset()
     assert as_text(view) == "Files in the workspace:\na.txt\nb/c.txt"
+
+
+def test_a_failed_test_run_says_what_to_correct() -> None:
+    state = progress(request="Fix calc.py so that the tests pass.", owes=(), view=seen("calc.py"), failed=True).knows("calc.py", "x = 1")
+    assert next_step(state, None, "python3 -m pytest -q") == "The command failed. Correct calc.py with edit_file, then run it again."
+
+
+def test_tests_that_must_pass_are_run_before_the_end() -> None:
+    state = progress(request="Fix calc.py so that the tests pass.", owes=(), view=seen("calc.py"))
+    assert not state.may_finish
+    assert "pytest" in next_step(state, "calc.py", None)
+    assert replace(state, tested=True).may_finish
+
+
+def test_a_file_that_a_request_says_not_to_change_is_not_offered_for_edits() -> None:
+    view = WorkspaceView(frozenset({"calc.py", "test_calc.py"}))
+    state = started("Fix calc.py. Do not change test_calc.py.", (), view, has_shell=True)
+    state = state.knows("calc.py", "a").knows("test_calc.py", "b")
+    assert (state.named, state.kept) == (("calc.py", "test_calc.py"), {"test_calc.py"})
+    assert paths_for(EDITORS, state)["edit_file"] == ["calc.py"]
+
+
+def test_a_named_file_must_have_changed_when_the_request_names_no_new_one() -> None:
+    view = WorkspaceView(frozenset({"a.ini"}))
+    state = started("Set timeout to 5 in a.ini.", (), view, has_shell=False)
+    assert state.untouched == ("a.ini",)
+    assert not state.may_finish
+    assert replace(state, view=WorkspaceView(view.files, frozenset(), frozenset({"a.ini"}))).may_finish
+
+
+def test_a_fault_of_what_it_made_keeps_it_from_the_end() -> None:
+    state = Progress("Write a.json.", ("a.json",), seen("a.json")).knows("a.json", "{")
+    assert not state.may_finish
+    assert "not valid JSON" in next_step(state, "a.json", None)
+
+
+def test_a_file_called_by_its_bare_name_is_found_in_its_folder() -> None:
+    view = WorkspaceView(frozenset({"conf/app.ini"}))
+    assert started("Change app.ini.", ("app.ini",), view, has_shell=False).named == ("conf/app.ini",)
+    assert started("Change app.ini.", ("app.ini",), view, has_shell=False).owes == ()
+
+
+def test_a_package_to_make_owes_its_init_file() -> None:
+    assert started("Make a package named shapes.", (), WorkspaceView(), has_shell=True).owes == ("shapes/__init__.py",)
+
+
+def test_the_folder_of_a_missing_file_is_made_first() -> None:
+    state = progress(request="Run a.py and save it to out/a.txt.", owes=("out/a.txt",), view=seen("a.py"))
+    assert "mkdir -p out && python3 a.py > out/a.txt" in next_step(state, "a.py", None)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "fault"),
+    [
+        ("a.json", "{}", None),
+        ("a.json", "{", "a.json is not valid JSON: line 1, column 2."),
+        ("a.py", "x = 1", None),
+        ("a.py", "x = = 1", "a.py is not valid Python: line 1."),
+        ("a.md", "# A\ntext\n## B\ntext", None),
+        ("a.md", "# A\n## B\n## C\ntext", "a.md has no text under the heading '## B'."),
+        ("a.md", "# A\n```\n# no heading\n```", None),
+        ("a.txt", "{", None),
+    ],
+)
+def test_a_file_is_checked_by_its_kind(path: str, text: str, fault: str | None) -> None:
+    assert fault_in(path, text) == fault
+
+
+def test_control_characters_of_a_pattern_are_read_as_they_were_meant() -> None:
+    assert read_action('{"tool":"search_files","pattern":"\\bword\\b"}') == Action("search_files", {"pattern": "\\bword\\b"})

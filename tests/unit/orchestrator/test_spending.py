@@ -28,7 +28,9 @@ def events_of(calls: Calls) -> list[tuple[int, Event]]:
         events.append((asked, run.LlmRequested(key=call_id, call_id=call_id, agent="a", sampling=Sampling(max_tokens=100 + number))))
         if kind == "completed":
             usage = Usage(prompt_tokens=7, completion_tokens=number)
-            events += [(answered + late, llm.LlmCompleted(call_id=call_id, usage=usage)) for late in (0, 50)]  # the second one counts for nothing
+            events += [
+                (answered + late, llm.LlmCompleted(call_id=call_id, usage=usage)) for late in (0, 50)
+            ]  # the second one counts for nothing
         if kind == "failed":
             events.append((answered, llm.LlmFailed(call_id=call_id, code="x", message="")))
     return sorted(events, key=lambda row: row[0])

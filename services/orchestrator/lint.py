@@ -1,0 +1,72 @@
+"""What is wrong with a file by its kind alone, in one sentence. Pure.
+
+Only places are told, never a parser's own words: those change between releases, and a run that is resumed
+under the next one must say the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from pathlib import PurePosixPath
+
+
+def fault_in(path: str, text: str) -> str | None:
+    """The fault of a file, if it has one.
+
+    >>> fault_in("a.json", '{"a": 1')
+    'a.json is not valid JSON: line 1, column 8.'
+    """
+    check = _CHECKS.get(PurePosixPath(path).suffix.lower())
+    found = check(text) if check else None
+    return f"{path} {found}" if found else None
+
+
+def _json(text: str) -> str | None:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"is not valid JSON: line {error.lineno}, column {error.colno}."
+    except RecursionError:
+        return None
+    return None
+
+
+def _python(text: str) -> str | None:
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        return f"is not valid Python: line {error.lineno or 1}."
+    except (ValueError, RecursionError, MemoryError):
+        return None
+    return None
+
+
+def _markdown(text: str) -> str | None:
+    lines = [line.strip() for line in _outside_fences(text) if line.strip()]
+    for line, after in zip(lines, [*lines[1:], "#"], strict=True):
+        level, next_level = _heading_level(line), _heading_level(after)
+        if level and next_level and next_level <= level:
+            return f"has no text under the heading {line!r}."
+    return None
+
+
+def _outside_fences(text: str) -> list[str]:
+    kept: list[str] = []
+    fenced = False
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+            kept.append("(code)")
+        elif not fenced:
+            kept.append(line)
+    return kept
+
+
+def _heading_level(line: str) -> int:
+    marks = len(line) - len(line.lstrip("#"))
+    return marks if 0 < marks <= 6 else 0
+
+
+_CHECKS: dict[str, Callable[[str], str | None]] = {".json": _json, ".py": _python, ".md": _markdown}
