@@ -65,8 +65,6 @@ def _cpu() -> str:
 async def of_model(model: Model) -> dict[str, Any]:
     """What can be learned of the model and its server. A server that does not tell is no failure."""
     known: dict[str, Any] = {"model_source": model.source}
-    if model.is_scripted:
-        return known
     if model.source == "local":
         known |= {"model": QWEN_CODER.name, "model_sha256": QWEN_CODER.sha256}
     if model.url is None:

@@ -18,7 +18,6 @@ from evals.progress import Progress
 from shared.config import Settings
 from shared.errors import Fault
 
-
 MAX_RESTARTS = 8  # of a process that was never ready
 
 

@@ -167,7 +167,7 @@ class Evaluation:
         if not ended.workspace.is_dir():
             if ended.tool_calls:
                 raise CannotEvaluate(f"the workspace {ended.workspace} is not on this machine: run the evaluation where the engine runs")
-            verdict, left = Verdict(False, ended.reason or "it called no tool"), dict[str, bytes]()
+            verdict, left = Verdict(False, "it called no tool"), dict[str, bytes]()
         else:
             verdict = await asyncio.to_thread(check, task, ended.workspace)
             left = await asyncio.to_thread(files_of, ended.workspace)
@@ -202,8 +202,9 @@ def _unjudged(task: Task, attempt: int, late: NotEnded) -> Result:
         attempt=attempt,
         passed=False,
         failure=Failure.ENGINE_ERROR,
-        detail=late.reason,
+        detail="the workspace was not checked",
         status="",
+        reason=late.reason,
         run_guid=late.run_guid,
     )
 

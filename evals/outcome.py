@@ -55,9 +55,10 @@ class Result(BaseModel):
     attempt: int
     passed: bool
     failure: Failure | None
-    detail: str  # what the check says, or why the run ended
+    detail: str  # what the check says
     status: str
     code: str = ""
+    reason: str = ""  # why the run itself failed, if it did
     turns: int = 0
     model_calls: int = 0
     tool_calls: int = 0
@@ -66,6 +67,11 @@ class Result(BaseModel):
     completion_tokens: int = 0
     seconds: float = 0.0
     run_guid: str = ""
+
+    @property
+    def why(self) -> str:
+        """Why it was not passed: what the check says, and why the run itself failed."""
+        return "; ".join(part for part in (self.detail, self.reason) if part)
 
     @property
     def show(self) -> str:
@@ -83,7 +89,6 @@ def result_of(task: Task, attempt: int, run: Run, verdict: Verdict, left: Mappin
     failure, detail = None, verdict.detail
     if not verdict.passed:
         failure = failure_of(task, run, left)
-        detail = verdict.detail or run.reason
     elif run.turns > max_turns:
         failure, detail = Failure.TURNS_EXHAUSTED, f"right, but after {run.turns} turns; {max_turns} are allowed"
     return Result(
@@ -96,6 +101,7 @@ def result_of(task: Task, attempt: int, run: Run, verdict: Verdict, left: Mappin
         detail=detail,
         status=str(run.status),
         code=run.code,
+        reason=run.reason,
         turns=run.turns,
         model_calls=run.model_calls,
         tool_calls=run.tool_calls,

@@ -52,7 +52,7 @@ class Progress:
 
     def end(self, result: Result) -> None:
         """The line that stays."""
-        how = "passed" if result.passed else f"{result.failure}: {result.detail}"
+        how = "passed" if result.passed else f"{result.failure}: {result.why}"
         work = f"{result.turns} turns, {result.model_calls} model calls, {result.tool_calls} tool calls, {result.completion_tokens} tokens"
         text = f"{result.seconds:7.1f} s  {self._what}  {how}  ({work}; {result.show[:23]})"
         self.say(text, "green" if result.passed else "red")

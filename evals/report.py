@@ -108,7 +108,7 @@ _HEAD = ("task", "kind", "level", "result", "status", "turns", "model calls", "t
 
 
 def _row(each: Result, repeat: int) -> tuple[str, ...]:
-    result = "passed" if each.passed else f"**{each.failure}** {each.detail}"
+    result = "passed" if each.passed else f"**{each.failure}** {each.why}"
     return (
         each.task if repeat == 1 else f"{each.task} #{each.attempt}",
         each.kind,

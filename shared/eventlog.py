@@ -133,8 +133,7 @@ class NatsEventLog:
         self._queue.append(pending)
         if self._committer is None or self._committer.done():
             self._committer = asyncio.create_task(self._commit_all())
-        # Shielded: a caller that is cancelled must not tear a group that others are part of.
-        first = await asyncio.shield(pending.done)
+        first = await pending.done  # of this caller alone: one that is cancelled tears no group that others are part of
         return _numbered(pending.facts, first)
 
     def _prepare(self, writes: Sequence[Write]) -> _Pending:

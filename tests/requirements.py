@@ -134,7 +134,6 @@ PENDING: Mapping[str, str] = {
     "stack.postgres_away": "tests/integration/test_faults.py",
     "stack.quiet": "tests/e2e",
     "demo.scripted": "tests/e2e",
-    "demo.real_model": "tests/e2e",
     "bench.figures": "tests/unit/bench",
 }
 

@@ -41,7 +41,7 @@ class Journal:
         self._pending.append((events, stored))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
-        return await asyncio.shield(stored)
+        return await stored
 
     async def _write(self) -> None:
         while self._pending and not self.fenced.is_set():
@@ -54,7 +54,8 @@ class Journal:
                 return
             except Exception as error:
                 for _, stored in taken:
-                    stored.set_exception(error)
+                    if not stored.done():
+                        stored.set_exception(error)
                 continue
             for fact in facts:
                 self.history.add(fact)
@@ -70,12 +71,15 @@ class Journal:
         return taken
 
     async def answer(self, call_id: str) -> Fact:
-        """The fact that answers a call, as soon as the log has it."""
+        """The fact that answers a call, as soon as the log has it. A call is waited for once, as its key is used once."""
         known = self.history.answers.get(call_id)
         if known is not None:
             return known
-        waiting = self._waiting.setdefault(call_id, asyncio.get_running_loop().create_future())
-        return await asyncio.shield(waiting)
+        waiting = self._waiting[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            return await waiting
+        finally:
+            del self._waiting[call_id]
 
     def deliver(self, fact: Fact) -> None:
         """Take in a fact that another service wrote."""
@@ -84,8 +88,9 @@ class Journal:
         if self.history.cancel is not None:
             self.cancelled.set()
         call_id = getattr(fact.event, "call_id", None)
-        if call_id in self.history.answers and call_id in self._waiting:
-            self._waiting.pop(call_id).set_result(self.history.answers[call_id])
+        waiting = self._waiting.get(call_id) if call_id in self.history.answers else None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(self.history.answers[call_id])
 
     async def close(self) -> None:
         """Stop writing: the run is over here, or it is left to its next owner."""
