@@ -20,6 +20,7 @@ from evals.outcome import Failure, Result, result_of
 from evals.progress import Progress
 from evals.report import Report, Series
 from evals.task import Task, Verdict, check
+from shared.errors import NotFound
 from shared.events import run
 from shared.events.envelope import Fact
 from shared.template import Template
@@ -241,10 +242,10 @@ def chosen(tasks: Sequence[Task], names: Sequence[str]) -> tuple[Task, ...]:
     """The tasks of these names; all of them when none is named.
 
     Raises:
-        CannotEvaluate: there is no task of a name.
+        NotFound: there is no task of a name.
     """
     by_name = {task.id: task for task in tasks}
     unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise CannotEvaluate(f"no task {unknown[0]!r}. Known: {', '.join(by_name)}", field="tasks")
+        raise NotFound(f"no task {unknown[0]!r}. Known: {', '.join(by_name)}", field="tasks")
     return tuple(by_name[name] for name in dict.fromkeys(names)) if names else tuple(tasks)

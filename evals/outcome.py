@@ -16,7 +16,7 @@ from evals.task import Task, Verdict
 from shared.runstate import Status
 
 # Not the engine's own reading of a request: what measures it must not share its mistakes.
-_NAMED = re.compile(r"(?<![\w./@-])[\w-]+(?:[./][\w-]+)*\.[A-Za-z][A-Za-z0-9]{1,7}(?![\w@/-])")
+_NAMED = re.compile(r"(?<![\w./@-])[\w-]+(?:[./][\w-]+)*\.[A-Za-z][A-Za-z0-9]{1,7}(?![\w@/-]|\.\w)")
 
 
 class Failure(StrEnum):

@@ -147,7 +147,8 @@ class Calls:
         async for fact in self.log.follow(*RUN_ENDS, after=after):
             self._ends.saw(fact.scope)
             for task in self._running.get(fact.scope, set()):
-                task.cancel()
+                if not task.cancelling():  # a run ends in two facts, and a second cancel would break into the tidying after the first
+                    task.cancel()
 
 
 @dataclass

@@ -158,7 +158,8 @@ class Router:
             self._ends.saw(fact.scope)
             self._teams.pop(fact.scope, None)
             for task in self._running.get(fact.scope, set()):
-                task.cancel()
+                if not task.cancelling():  # a run ends in two facts, and a second cancel would break into the tidying after the first
+                    task.cancel()
 
     async def _end(self, decider: Decider, cause: Fact, call_id: str, event: Event) -> None:
         await decider.decide(call_id, lambda facts: () if ledger.has_ended(facts, call_id) else (event,), cause=cause)

@@ -138,16 +138,13 @@ def test_the_watch_sees_a_connection_a_listener_and_a_datagram_socket_that_lead_
         return ip == ip_address("127.0.0.1")
 
     with socket.create_server(("127.0.0.2", 0)) as elsewhere:
-        port = elsewhere.getsockname()[1]
+        port, udp = elsewhere.getsockname()[1], "kept = socket.socket(type=socket.SOCK_DGRAM)"
         cases = {
             f"tcp to 127.0.0.2:{port}": ("kept = socket.create_connection(('127.0.0.2', int(sys.argv[1])))", port),
             "listens on 127.0.0.3:": ("kept = socket.create_server(('127.0.0.3', 0))",),
             "listens on ::": ("kept = socket.socket(socket.AF_INET6); kept.bind(('::', 0)); kept.listen()",),
-            f"udp to 127.0.0.2:{port}": (
-                "kept = socket.socket(type=socket.SOCK_DGRAM); kept.connect(('127.0.0.2', int(sys.argv[1])))",
-                port,
-            ),
-            "unconnected udp from 0.0.0.0:": ("kept = socket.socket(type=socket.SOCK_DGRAM); kept.bind(('', 0))",),
+            f"udp to 127.0.0.2:{port}": (f"{udp}; kept.connect(('127.0.0.2', int(sys.argv[1])))", port),
+            "unconnected udp from 0.0.0.0:": (f"{udp}; kept.bind(('', 0))",),
         }
         for expected, (code, *arguments) in cases.items():
             watch = Watch(is_home)

@@ -87,10 +87,10 @@ class Journal:
             return
         if self.history.cancel is not None:
             self.cancelled.set()
-        call_id = getattr(fact.event, "call_id", None)
-        waiting = self._waiting.get(call_id) if call_id in self.history.answers else None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(self.history.answers[call_id])
+        call_id = str(getattr(fact.event, "call_id", ""))
+        answer, waiting = self.history.answers.get(call_id), self._waiting.get(call_id)
+        if answer is not None and waiting is not None and not waiting.done():
+            waiting.set_result(answer)
 
     async def close(self) -> None:
         """Stop writing: the run is over here, or it is left to its next owner."""
