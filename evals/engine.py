@@ -54,8 +54,11 @@ async def target(settings: Settings, url: str | None, progress: Progress, *, scr
     async with stack.running(settings, scripted=scripted) as engine:
         _want_a_model(engine.plan.model)
         await _ready(engine, progress)
-        async with GatewayClient(engine.plan.urls["gateway"], token) as client:
-            yield Target(client, engine.plan.model)
+        try:
+            async with GatewayClient(engine.plan.urls["gateway"], token) as client:
+                yield Target(client, engine.plan.model)
+        finally:
+            progress.say("stopping the engine")
 
 
 def _want_a_model(model: Model) -> None:

@@ -126,14 +126,6 @@ REQUIRED: Mapping[str, str] = {
 }
 
 PENDING: Mapping[str, str] = {
-    "run.long_conversation": "tests/integration",
-    "llm.garbage": "tests/integration/test_faults.py",
-    "llm.none": "tests/integration/test_faults.py",
-    "stack.full_disk": "tests/integration/test_faults.py",
-    "stack.nats_away": "tests/integration/test_faults.py",
-    "stack.postgres_away": "tests/integration/test_faults.py",
-    "stack.quiet": "tests/e2e",
-    "demo.scripted": "tests/e2e",
     "bench.figures": "tests/unit/bench",
 }
 

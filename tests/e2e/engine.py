@@ -116,7 +116,7 @@ def write_template(data_dir: Path, template: Mapping[str, Any] = TEMPLATE) -> No
 def settings_in(folder: Path, **sections: Any) -> Settings:
     """Settings of an engine that looks for nothing outside and starts no vector store."""
     quiet = InferenceSettings(detect=False, local_model=False, concurrency=4)
-    return Settings(**{"data_dir": folder, "chroma": ChromaSettings(enabled=False), "inference": quiet, **sections})
+    return Settings.model_validate({"data_dir": folder, "chroma": ChromaSettings(enabled=False), "inference": quiet, **sections})
 
 
 @asynccontextmanager

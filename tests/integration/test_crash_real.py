@@ -15,6 +15,7 @@ import pytest
 from services.orchestrator.dispatch import Orchestrator, work
 from services.orchestrator.durable.verify import verify
 from services.orchestrator.topologies import TOPOLOGIES
+from services.scheduler.backends.base import Delta
 from services.scheduler.calls import Calls, Slot
 from services.tools.router import Router
 from services.tools.servers import workspace
@@ -110,7 +111,7 @@ class RealWorld:
         servers = [workspace.build(Ports(runtime=NoRuntime())), probe_server(self.folder / "effects.txt")]
         specs = await catalogue(servers)
         self.backends.append(ScriptedBackend(WORK))
-        calls = Calls(log, Slot("primary", self.backends[-1], 4, 60.0), lambda *_: None)
+        calls = Calls(log, Slot("primary", self.backends[-1], 4, 60.0), nobody_watches)
 
         async def abandon(_call_id: str) -> None:
             return None
@@ -125,6 +126,10 @@ class RealWorld:
             calls.watch_ends(after=after),
             router.watch_ends(after=after),
         ]
+
+
+def nobody_watches(_run_id: str, _call_id: str, _delta: Delta) -> None:
+    """The text that a model writes is shown to no one here."""
 
 
 def _inbox(log: CutLog, durable: str, event: type[Event]) -> NatsInbox:

@@ -111,7 +111,7 @@ async def test_a_model_that_never_answers_is_cut_by_the_runs_wall_time_as_well(e
     asked = [request for request in await engine.requests() if "the model does never" in str(request["body"]["messages"])]
 
     async def left() -> bool:
-        return (await engine.requests())[asked[-1]["index"]]["outcome"] == "client_left"
+        return bool((await engine.requests())[asked[-1]["index"]]["outcome"] == "client_left")
 
     await until(left)
 

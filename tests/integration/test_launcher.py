@@ -25,8 +25,9 @@ from aetherium.launcher.process import State
 from aetherium.launcher.stack import Engine, Parts
 from shared.config import InferenceSettings, Settings
 from tests.requirements import covers
+from tests.support.waiting import until
 from tests.unit.aetherium import stand_in
-from tests.unit.aetherium.children import is_gone, until
+from tests.unit.aetherium.children import is_gone
 
 STAND_INS = Parts(stack.PARTS.after, lambda _: (sys.executable, str(stand_in.__file__)))
 

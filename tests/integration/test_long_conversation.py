@@ -77,7 +77,9 @@ async def test_a_conversation_of_400_calls_costs_the_same_for_each_and_is_rebuil
 
     said = prompt.as_bytes()
     assert len(said) >= TOKENS * CHARS_PER_TOKEN
-    (answer,) = [fact.event for fact in facts if isinstance(fact.event, LlmCompleted) and fact.event.call_id == asked[-1].event.call_id]
+    last = asked[-1].event
+    assert isinstance(last, LlmRequested)
+    (answer,) = [fact.event for fact in facts if isinstance(fact.event, LlmCompleted) and fact.event.call_id == last.call_id]
     assert hashlib.sha256(said).hexdigest() == answer.prompt_sha256
     received = model.requests[-1].body
     assert prompt_bytes(received["messages"], received["tools"]) == said

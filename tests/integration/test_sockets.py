@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -105,7 +105,7 @@ class Watch:
 
 
 @contextmanager
-def watching(watch: Watch) -> Iterator[Watch]:
+def watching(watch: Watch) -> Generator[Watch]:
     stop = threading.Event()
 
     def run() -> None:
@@ -122,7 +122,7 @@ def watching(watch: Watch) -> Iterator[Watch]:
 
 
 @contextmanager
-def child(code: str, *arguments: object) -> Iterator[None]:
+def child(code: str, *arguments: object) -> Generator[None]:
     """A process that does something with sockets and then stays."""
     argv = (sys.executable, "-S", "-c", f"import socket, sys\n{code}\nprint(flush=True)\nsys.stdin.read()", *map(str, arguments))
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

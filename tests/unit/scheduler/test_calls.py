@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from services.scheduler.backends.base import ChatReply, ChatRequest, Health, ModelInfo, OnDelta
+from services.scheduler.backends.base import ChatReply, ChatRequest, Delta, Health, ModelInfo, OnDelta
 from services.scheduler.calls import Calls, Slot
 from shared.events import run
 from shared.events.content import BlobRef, Pins
@@ -64,8 +64,12 @@ async def requested(log: MemoryLog) -> Fact:
     return fact
 
 
+def nobody_watches(_run_id: str, _call_id: str, _delta: Delta) -> None:
+    """The text that a model writes is shown to no one here."""
+
+
 def calls_of(log: MemoryLog, backend: Backend) -> Calls:
-    return Calls(log, Slot("primary", backend, 1, 60.0), lambda *_: None)
+    return Calls(log, Slot("primary", backend, 1, 60.0), nobody_watches)
 
 
 def types(log: MemoryLog) -> list[str]:
