@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from shared.errors import Fault, LogUnavailable, Verdict
 
 MINIMUM_SERVER = (2, 12)
+REJOIN_S = 0.05  # between tries while others come back after an outage
 
 log = structlog.get_logger()
 
@@ -93,12 +94,17 @@ class Bus:
         Raises:
             TimeoutError, nats.errors.Error: no answer within `timeout_s`.
         """
+        was_lost = False
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
                     return await self.client.request(subject, body, timeout=timeout_s, headers=headers)
                 except ConnectionLost:
-                    continue  # the client keeps the next one until it is connected again
+                    was_lost = True  # the client keeps the next one until it is connected again
+                except nats.errors.NoRespondersError:
+                    if not was_lost:
+                        raise
+                    await asyncio.sleep(REJOIN_S)  # whoever answers lost its connection too, and is not back yet
 
     async def close(self) -> None:
         if not self.client.is_closed:

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 def service_argv(name: str) -> tuple[str, ...]:
     """`-P`: a folder called `shared` where the user happens to stand must not be imported for ours."""
-    return (sys.executable, "-P", "-m", f"services.{name}.app")
+    return (sys.executable, "-P", "-m", "shared.start", f"services.{name}.app")
 
 
 @dataclass(frozen=True, slots=True)
