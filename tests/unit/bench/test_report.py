@@ -7,6 +7,7 @@ import pytest
 
 from bench import report
 from bench.figures import BY_NAME, FIGURES, GROUPS, groups_of, percentile
+from tests.requirements import covers
 
 RUNS = {"effect_p50_ms": [1.9, 1.5, 9.0], "floor_effect_p50_ms": [1.0, 1.0, 1.2], "effects_per_s_50_runs": [1000.0]}
 
@@ -18,6 +19,7 @@ def test_a_name_of_a_figure_or_of_a_group_selects_what_measures_it() -> None:
         groups_of(["effect_p5_ms"])
 
 
+@covers("bench.figures")
 def test_every_floor_that_a_figure_names_is_measured_with_it() -> None:
     for figure in FIGURES:
         assert figure.floor is None or BY_NAME[figure.floor].group == figure.group
