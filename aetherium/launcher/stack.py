@@ -60,6 +60,7 @@ class Plan:
     urls: dict[str, str]
     model: Model
     moved: tuple[str, ...]  # sentences about ports that were taken
+    ports: Ports
 
 
 class _Planner:
@@ -190,7 +191,7 @@ async def make_plan(settings: Settings, *, scripted: Path | bool = False, parts:
     planner.chroma()
     model = await planner.model(scripted)
     planner.services(parts)
-    return Plan(planner.settings, tuple(planner.specs), planner.urls, model, tuple(planner.moved))
+    return Plan(planner.settings, tuple(planner.specs), planner.urls, model, tuple(planner.moved), planner.ports)
 
 
 class Engine:
@@ -244,4 +245,5 @@ async def running(
             yield engine
         finally:
             await engine.supervisor.stop()
+            plan.ports.release()
             state.remove(data_dir)

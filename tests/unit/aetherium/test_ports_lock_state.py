@@ -37,6 +37,25 @@ def test_no_port_is_given_twice() -> None:
     assert ports.pick(first) != first
 
 
+def test_two_engines_that_start_at_the_same_time_get_different_ports() -> None:
+    first, second = Ports(), Ports()
+    usual = first.pick()  # nothing listens there yet
+    assert second.pick(usual) != usual
+    first.release()
+    assert Ports().pick(usual) == usual
+
+
+def test_a_port_is_let_go_by_an_engine_that_was_killed() -> None:
+    code = "from aetherium.launcher.ports import Ports; held = Ports(); print(held.pick(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        held = int(engine.stdout.readline())
+        assert Ports().pick(held) != held
+        engine.kill()
+        engine.wait()
+    assert Ports().pick(held) == held
+
+
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(CannotStart, match=r"203\.0\.113\.1"):
         Ports().pick(host="203.0.113.1")
