@@ -22,6 +22,8 @@ from aetherium.launcher.errors import CannotStart
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_KEEPCAPS = 8
+_PR_SET_SECUREBITS = 28
+_SECBIT_NO_SETUID_FIXUP = 1 << 2
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_RAISE = 2
 _CAP_DAC_OVERRIDE = 1
@@ -80,6 +82,8 @@ def _become(account: Account) -> None:
     The data folder may lie below a folder that only root may enter (`/root`, a test's temporary folder).
     Opening those to everybody, as wheels with PostgreSQL do, would change what is not ours.
     """
+    # Without this, access(2) forgets the right again for any user but root, and initdb asks it for its own programs.
+    _libc.prctl(_PR_SET_SECUREBITS, ctypes.c_ulong(_SECBIT_NO_SETUID_FIXUP), *_no_args, ctypes.c_ulong(0))
     os.setgroups([])
     os.setresgid(account.gid, account.gid, account.gid)
     _libc.prctl(_PR_SET_KEEPCAPS, ctypes.c_ulong(1), *_no_args, ctypes.c_ulong(0))
