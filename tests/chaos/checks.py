@@ -21,6 +21,7 @@ from shared.events.run import TERMINAL, RunCompleted, RunSubmitted, ToolRequeste
 from shared.events.tool import ToolFailed, ToolInterrupted
 from shared.runstate import fold
 from tests.chaos.workload import expected_lines, lines_in
+from tests.support.waiting import LOOK_EVERY_S
 
 RUN_DOMAINS = ("run", "llm", "tool", "signal")
 
@@ -142,7 +143,7 @@ async def _caught_up(connection: psycopg.AsyncConnection[dict[str, Any]], newest
             behind = await cursor.fetchone()
             if behind is not None and (behind["seq"] or 0) >= newest:
                 return
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(LOOK_EVERY_S)
 
 
 def of_submissions(facts: Sequence[Fact]) -> dict[str, RunSubmitted]:

@@ -24,6 +24,7 @@ from shared.ids import derived_id
 from tests.chaos import checks, workload
 from tests.chaos.checks import Findings
 from tests.chaos.observer import Observer, percentile
+from tests.support.waiting import LOOK_EVERY_S
 
 VICTIMS = ("orchestrator", "scheduler", "tools", "recorder", "gateway", "nats")
 BETWEEN_S = (1.5, 2.5)
@@ -79,7 +80,7 @@ class Storm:
             except Refused as refused:
                 if refused.status != 503:
                     raise
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(LOOK_EVERY_S)
 
     # ---- kills
 
