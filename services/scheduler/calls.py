@@ -6,16 +6,15 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
 from services.scheduler import answers, retries
 from services.scheduler.backends.base import Backend, ChatReply, ChatRequest, Delta
 from services.scheduler.backends.faults import BackendFault
-from shared import ends, subjects, telemetry
+from shared import subjects, telemetry
 from shared.aggregate import Decider, Deciders
 from shared.ends import Ends
 from shared.eventlog import EventLog
@@ -31,7 +30,6 @@ logger = structlog.get_logger()
 Live = Callable[[str, str, Delta], None]
 """Tells whoever watches a run what a call of it is writing: run, call, piece."""
 
-RUN_ENDS = tuple(subjects.every(event.TYPE) for event in ends.FACTS)
 CACHED_PROMPTS = 64
 
 
@@ -85,7 +83,6 @@ class Calls:
     _deciders: Deciders = field(init=False)
     _ends: Ends = field(init=False)
     _prompts: PromptCache = field(default_factory=PromptCache)
-    _running: dict[str, set[asyncio.Task[Event]]] = field(default_factory=dict[str, "set[asyncio.Task[Event]]"])
 
     def __post_init__(self) -> None:
         self._deciders = Deciders(self.log, "llm")
@@ -100,7 +97,7 @@ class Calls:
             return True
         with telemetry.span("scheduler.call", fact.traceparent, run=fact.scope, call=fact.event.call_id):
             prompt = await rebuild(self.log, fact, self._prompts)
-            ending = await self._as_task(fact.scope, Call(self, fact, fact.event, prompt, decider).ending())
+            ending = (await self._ends.stoppable(fact.scope, Call(self, fact, fact.event, prompt, decider).ending())).result()
             await decider.decide(fact.event.call_id, lambda facts: () if has_ended(facts, ending) else (ending,), cause=fact)
         return True
 
@@ -125,30 +122,9 @@ class Calls:
             facts = await decider.known(call_id)
         return any(isinstance(each.event, LlmCompleted | LlmFailed) for each in facts) or await self._ends.is_over(fact, again=again)
 
-    async def _as_task(self, run_id: str, ending: Coroutine[Any, Any, Event]) -> Event:
-        """The call as a task that the end of its run cancels."""
-        task = asyncio.ensure_future(ending)
-        self._running.setdefault(run_id, set()).add(task)
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            raise
-        finally:
-            self._running[run_id].discard(task)
-            if not self._running[run_id]:
-                del self._running[run_id]
-        return task.result()
-
     async def watch_ends(self, *, after: int) -> None:
         """Stop the calls of runs that were interrupted or have ended; never returns."""
-        self._ends.since = after
-        async for fact in self.log.follow(*RUN_ENDS, after=after):
-            self._ends.saw(fact.scope)
-            for task in self._running.get(fact.scope, set()):
-                if not task.cancelling():  # a run ends in two facts, and a second cancel would break into the tidying after the first
-                    task.cancel()
+        await self._ends.watch(after=after)
 
 
 @dataclass

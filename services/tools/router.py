@@ -16,7 +16,7 @@ from services.tools.ledger import Claim, Next
 from services.tools.paths import Workspace
 from services.tools.servers.base import CallContext, Change, ToolSpec
 from services.tools.servers.invoke import ToolReply, invoke
-from shared import ends, subjects, telemetry
+from shared import subjects, telemetry
 from shared.aggregate import Decider, Deciders
 from shared.blobs import Blobs
 from shared.ends import Ends
@@ -32,7 +32,6 @@ from shared.template import Node, parse_template
 STORE_PAUSE_S = 0.25
 MAX_BEFORE_IMAGE = 4 * 1024 * 1024
 REMEMBERED_RUNS = 256
-RUN_ENDS = tuple(subjects.every(event.TYPE) for event in ends.FACTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,6 @@ class Router:
     _ends: Ends = field(init=False)
     _teams: dict[str, Team] = field(default_factory=dict[str, Team])
     _laying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _running: dict[str, set[asyncio.Task[ToolReply]]] = field(default_factory=dict[str, "set[asyncio.Task[ToolReply]]"])
 
     def __post_init__(self) -> None:
         self._deciders = Deciders(self.log, "tool")
@@ -135,31 +133,14 @@ class Router:
 
     async def _run(self, run_id: str, spec: ToolSpec, request: run.ToolRequested, context: CallContext) -> ToolReply:
         """The call as a task that the end of its run cancels."""
-        task = asyncio.create_task(invoke(self.servers, spec, request.arguments, context))
-        self._running.setdefault(run_id, set()).add(task)
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            raise
-        finally:
-            self._running[run_id].discard(task)
-            if not self._running[run_id]:
-                del self._running[run_id]
+        task = await self._ends.stoppable(run_id, invoke(self.servers, spec, request.arguments, context))
         if task.cancelled():
             return ToolReply("The run was stopped while this ran.", is_error=True, failure="tool.cancelled")
         return task.result()
 
     async def watch_ends(self, *, after: int) -> None:
         """Cancel what still runs for a run that was interrupted or has ended; never returns."""
-        self._ends.since = after
-        async for fact in self.log.follow(*RUN_ENDS, after=after):
-            self._ends.saw(fact.scope)
-            self._teams.pop(fact.scope, None)
-            for task in self._running.get(fact.scope, set()):
-                if not task.cancelling():  # a run ends in two facts, and a second cancel would break into the tidying after the first
-                    task.cancel()
+        await self._ends.watch(after=after, forget=lambda run_id: self._teams.pop(run_id, None))
 
     async def _end(self, decider: Decider, cause: Fact, call_id: str, event: Event) -> None:
         await decider.decide(call_id, lambda facts: () if ledger.has_ended(facts, call_id) else (event,), cause=cause)
