@@ -14,6 +14,7 @@ from bench import report
 from bench.figures import BY_NAME, GROUPS, groups_of
 from shared import telemetry
 from shared.config import TelemetrySettings
+from shared.process import rarely_collect
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured: dict[str, report.Row] = {}
     for group in groups:
         print(f"measuring {group}…", file=sys.stderr, flush=True)
-        runs, more = uvloop.run(importlib.import_module(f"bench.groups.{group}").measure(asked.quick))
+        module = importlib.import_module(f"bench.groups.{group}")
+        rarely_collect()  # as every service does once it has started
+        runs, more = uvloop.run(module.measure(asked.quick))
         measured |= report.rows(runs, report.conditions(more.pop("nats"), quick=asked.quick, **more))
     report.write(measured)
     if asked.json:

@@ -16,6 +16,7 @@ from shared.bus import connect
 from shared.eventlog import NatsEventLog
 from shared.events import run
 from shared.inbox import Delivery, NatsInbox
+from shared.process import rarely_collect
 
 
 async def main(url: str) -> None:
@@ -47,4 +48,5 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
+    rarely_collect()
     uvloop.run(main(sys.argv[1]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -22,15 +22,14 @@ from typing import Any, Protocol
 import nats.errors
 import orjson
 import structlog
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
-from nats.js.api import ConsumerConfig, DeliverPolicy
 
 from shared import subjects
-from shared.bus import Bus, ConnectionLost, JetStreamError, delivery_of
+from shared.bus import Bus, JetStreamError
+from shared.client import ConnectionLost
 from shared.clock import Clock, SystemClock
 from shared.errors import BadInput, Conflict, LogUnavailable, NotFound
 from shared.events.envelope import Event, Fact, body_of, decode, decode_anything, headers_of, subject_of
+from shared.feed import Feed, FeedBroken
 from shared.ids import new_id
 from shared.pages import read_page
 from shared.subjects import Aggregate
@@ -40,7 +39,7 @@ DUPLICATE_IN_BATCH = 10201
 MAX_BODY = 256 * 1024
 MAX_GROUP = 100  # facts in one atomic batch
 BATCH_FROM = 16  # facts; the server sets up a store for each batch, which takes it as long as a dozen single appends
-FOLLOW_AHEAD = 1000  # messages that wait for a slow follower here; more wait in the client, which tells the server
+FOLLOW_PAUSE_S = 0.25
 ACK_TIMEOUT_S = 2.0  # asking again is safe; an acknowledgement that a dying server took along should not cost more
 
 logger = structlog.get_logger()
@@ -296,52 +295,38 @@ class NatsEventLog:
     # ---- read
 
     async def read(self, subject_filter: str, *, after: int = 0) -> list[Fact]:
-        facts: list[Fact] = []
-        start = after + 1
+        facts, pending = await self._first_page(subject_filter, after)
+        while pending:  # a consumer takes longer to start, and is three times as fast from then on
+            last = facts[-1].seq
+            async with Feed(self.bus) as feed:
+                await feed.open((subject_filter,), last)
+                with suppress(FeedBroken):  # the rest anew, as soon as the server is back
+                    while pending:
+                        for item in await feed.more():
+                            facts.append(decode(item.seq, item.message.subject, item.message.headers or {}, item.message.data))
+                            pending = item.pending > 0
+        return facts
+
+    async def _first_page(self, subject_filter: str, after: int) -> tuple[list[Fact], bool]:
         while True:
-            try:
-                page, start, pending = await read_page(self.bus, subject_filter, start)
-            except ConnectionLost:
-                continue  # this page again, as soon as the server is back
-            facts += page
-            if not pending:
-                return facts
+            with suppress(ConnectionLost):  # once more, as soon as the server is back
+                return await read_page(self.bus, subject_filter, after + 1)
 
     async def follow(self, *subject_filters: str, after: int) -> AsyncIterator[Fact]:
-        # Given by a callback: the client's own way to wait for the next message starts two tasks for each.
-        arrived: asyncio.Queue[Msg] = asyncio.Queue(FOLLOW_AHEAD)
-        subscription = await self._subscribe(subject_filters, after, arrived.put)
         last = after
-        try:
-            while True:
-                message = await arrived.get()
-                seq, _ = delivery_of(message.reply)
-                if seq > last:
-                    last = seq
-                    yield decode_anything(seq, message.subject, message.headers or {}, message.data)
-        finally:
-            with suppress(nats.errors.Error, TimeoutError):
-                await subscription.unsubscribe()
-
-    async def _subscribe(self, subject_filters: Sequence[str], after: int, take: Callable[[Msg], Awaitable[None]]) -> Subscription:
-        """An ordered consumer, as soon as the log is there. It outlives the connection: the client makes it anew where it was."""
-        config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
-        if len(subject_filters) > 1:
-            config.filter_subjects = list(subject_filters)
         while True:
-            try:
-                # Without the short heartbeat an ordered consumer stalls ten seconds after a reconnect.
-                return await self.bus.client.jetstream().subscribe(  # pyright: ignore[reportUnknownMemberType]
-                    subject_filters[0] if len(subject_filters) == 1 else "",
-                    stream=subjects.STREAM,
-                    cb=take,
-                    ordered_consumer=True,
-                    idle_heartbeat=0.5,
-                    config=config,
-                )
-            except (TimeoutError, nats.errors.Error) as error:
-                logger.warning("follow_waits_for_log", error=repr(error))
-                await asyncio.sleep(0.25)
+            async with Feed(self.bus) as feed:
+                try:
+                    await feed.open(subject_filters, last)
+                    while True:
+                        for item in await feed.more():
+                            last = item.seq
+                            yield decode_anything(item.seq, item.message.subject, item.message.headers or {}, item.message.data)
+                except FeedBroken as broken:
+                    logger.debug("follow_begins_anew", after=last, reason=str(broken))
+                except LogUnavailable as error:
+                    logger.warning("follow_waits_for_log", error=error.message)
+                    await asyncio.sleep(FOLLOW_PAUSE_S)
 
     async def get(self, seq: int) -> Fact:
         if seq in self._cache:

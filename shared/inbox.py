@@ -86,19 +86,14 @@ class NatsInbox:
         """Consume until cancelled. Work under way is cancelled with it."""
         await self._ensure_consumer()
         inbox = self.bus.client.new_inbox()
-
-        async def take(message: Msg) -> None:
-            await self._take(message, handler)
-
-        subscription = await self.bus.client.subscribe(inbox, cb=take, pending_msgs_limit=-1)  # pyright: ignore[reportUnknownMemberType]
+        tap = self.bus.client.tap(inbox, lambda message: self._take(message, handler))
         try:
             await self._recover(handler)
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._pull(inbox))
                 loops.create_task(self._heartbeat())
         finally:
-            with suppress(nats.errors.Error):
-                await subscription.unsubscribe()
+            tap.close()
             for work in self._active.values():
                 work.task.cancel()
             await asyncio.gather(*(work.task for work in self._active.values()), return_exceptions=True)
@@ -155,7 +150,7 @@ class NatsInbox:
                     await self.bus.client.publish(subject, ask, reply=inbox)
             await asyncio.sleep(0.05)
 
-    async def _take(self, message: Msg, handler: Handler) -> None:
+    def _take(self, message: Msg, handler: Handler) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         if not message.reply or not message.reply.startswith("$JS.ACK."):
             status = (message.headers or {}).get("Status")
@@ -165,26 +160,25 @@ class NatsInbox:
         self._wanted -= 1
         seq, attempt = delivery_of(message.reply)
         if seq in self._done:
-            return await self._acknowledge(message.reply)
+            return self._acknowledge(message.reply)
         if seq in self._active:
             self._active[seq].reply = message.reply
             return None
         try:
             fact = decode(seq, message.subject, message.headers or {}, message.data)
         except Exception as error:  # it cannot be read now, and never will be
-            return await self._bury(message.reply, message.subject, seq, error)
+            return self._bury(message.reply, message.subject, seq, error)
         self._start(Delivery(fact, attempt), message.reply, handler)
         return None
 
-    async def _bury(self, reply: str, subject: str, seq: int, error: Exception) -> None:
+    def _bury(self, reply: str, subject: str, seq: int, error: Exception) -> None:
         """End a request that nobody can answer, and keep a record of it for an operator."""
         reason = f"{type(error).__name__}: {error}"[:300]
         logger.error("request_buried", durable=self.durable, seq=seq, subject=subject, reason=reason)
         record = orjson.dumps({"consumer": self.durable, "subject": subject, "seq": seq, "reason": reason})
-        with suppress(nats.errors.Error):
-            await self.bus.client.publish(subjects.dead_letter(self.durable), record, headers={"Nats-Msg-Id": f"{self.durable}-{seq}"})
-            if reply:
-                await self.bus.client.publish(reply, b"+TERM")
+        self.bus.client.send(subjects.dead_letter(self.durable), record, {"Nats-Msg-Id": f"{self.durable}-{seq}"})
+        if reply:
+            self.bus.client.send(reply, b"+TERM")
 
     def _start(self, delivery: Delivery, reply: str | None, handler: Handler) -> None:
         task = asyncio.create_task(self._work(delivery, handler))
@@ -206,9 +200,9 @@ class NatsInbox:
         if answered:
             self._remember(seq)
             if work.reply:
-                await self._acknowledge(work.reply)
+                self._acknowledge(work.reply)
         elif work.reply:
-            await self._later(work.reply, delivery.attempt)
+            self._later(work.reply, delivery.attempt)
         return answered
 
     async def _is_poison(self, delivery: Delivery, error: Exception) -> bool:
@@ -222,7 +216,7 @@ class NatsInbox:
             logger.exception("poison_not_recorded", durable=self.durable, seq=delivery.fact.seq)
             return False
         work = self._active.get(delivery.fact.seq)
-        await self._bury(
+        self._bury(
             work.reply if work and work.reply else "", subject_of(delivery.fact.aggregate, delivery.fact.event), delivery.fact.seq, error
         )
         return True
@@ -232,15 +226,13 @@ class NatsInbox:
         if len(self._done) > DONE_MEMORY:
             self._done.pop(next(iter(self._done)))
 
-    async def _acknowledge(self, reply: str) -> None:
-        with suppress(nats.errors.Error):
-            await self.bus.client.publish(reply, b"+ACK")
+    def _acknowledge(self, reply: str) -> None:
+        self.bus.client.send(reply, b"+ACK")
 
-    async def _later(self, reply: str, attempt: int) -> None:
+    def _later(self, reply: str, attempt: int) -> None:
         """Give it back with a growing pause: an immediate one burns all deliveries within milliseconds."""
         delay_s = min(self.pause_s * 2 ** min(attempt, 6), 30.0)
-        with suppress(nats.errors.Error):
-            await self.bus.client.publish(reply, b"-NAK " + orjson.dumps({"delay": int(delay_s * 1e9)}))
+        self.bus.client.send(reply, b"-NAK " + orjson.dumps({"delay": int(delay_s * 1e9)}))
 
     async def _heartbeat(self) -> None:
         """Tell the server that work goes on, well inside the ack wait."""
@@ -248,5 +240,4 @@ class NatsInbox:
             await asyncio.sleep(self.ack_wait_s / 4)
             for work in list(self._active.values()):
                 if work.reply:
-                    with suppress(nats.errors.Error):
-                        await self.bus.client.publish(work.reply, b"+WPI")
+                    self.bus.client.send(work.reply, b"+WPI")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -51,6 +52,7 @@ def run(name: str, main: Main) -> None:
         print(f"aetherium {name}: {fault.message}", file=sys.stderr)
         raise SystemExit(CANNOT_START) from fault
     telemetry.set_up(settings.telemetry, name)
+    rarely_collect()
     try:
         uvloop.run(_serve(name, settings, main))
     except Fault as fault:
@@ -76,6 +78,16 @@ async def _serve(name: str, settings: Settings, main: Main) -> None:
             work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
+
+
+def rarely_collect() -> None:
+    """Look for garbage in cycles a tenth as often, and never in what the modules hold.
+
+    Facts make no cycles, and with the stock thresholds looking through those that a long run keeps takes a third of the time
+    to read them.
+    """
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @contextlib.asynccontextmanager

@@ -18,7 +18,8 @@ from nats.micro.request import Request
 from nats.micro.service import Service
 
 from shared import subjects
-from shared.bus import Bus, ConnectionLost
+from shared.bus import Bus
+from shared.client import ConnectionLost
 from shared.errors import BadInput, Fault, RemoteFault, ServiceUnavailable, Verdict
 
 logger = structlog.get_logger()

@@ -15,7 +15,8 @@ from services.containers.app import told
 from services.containers.runtime import ExecResult
 from services.tools.containers_client import CommandLost, RemoteResult, RemoteRuntime
 from shared import rpc
-from shared.bus import Bus, ConnectionLost, connect
+from shared.bus import Bus, connect
+from shared.client import ConnectionLost
 from shared.errors import NotFound
 from shared.eventlog import NatsEventLog, ensure_streams
 from shared.events import run

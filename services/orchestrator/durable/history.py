@@ -16,26 +16,20 @@ Answer = (llm.LlmCompleted, llm.LlmFailed, tool.ToolCompleted, tool.ToolDenied, 
 
 Place = tuple[str, str]
 
+_KINDS: dict[type[Event], str] = {  # a table, because this is asked of every fact of every run
+    **dict.fromkeys((run.LlmRequested, run.ToolRequested, run.BudgetRefused), "call"),
+    **dict.fromkeys((run.StepCompleted, run.StepFailed), "step_end"),
+    **{
+        event: event.TYPE
+        for event in (run.MessageAdded, run.ToolsOffered, run.ModelProfiled, run.StepStarted, run.Noted, run.TimerSet, run.VersionChosen)
+    },
+}
+
 
 def place_of(event: Event) -> Place | None:
     """Where in the run's code a fact belongs: its kind and key. None = not written by the code."""
-    match event:
-        case run.LlmRequested() | run.ToolRequested() | run.BudgetRefused():
-            return "call", event.key
-        case run.StepCompleted() | run.StepFailed():
-            return "step_end", event.key
-        case (
-            run.MessageAdded()
-            | run.ToolsOffered()
-            | run.ModelProfiled()
-            | run.StepStarted()
-            | run.Noted()
-            | run.TimerSet()
-            | run.VersionChosen()
-        ):
-            return event.TYPE, event.key
-        case _:
-            return None
+    kind = _KINDS.get(type(event))
+    return None if kind is None else (kind, str(getattr(event, "key")))  # noqa: B009  all that stand in the table have one
 
 
 @dataclass
@@ -77,7 +71,22 @@ class History:
 
     def _index(self, fact: Fact) -> None:
         event = fact.event
-        match event:
+        if isinstance(event, Answer):
+            if event.call_id not in self.answers:
+                self.answers[event.call_id] = fact
+                self.spending.answer(event)
+        elif isinstance(event, run.LlmRequested | run.ToolRequested):
+            self.spending.request(event)
+            if isinstance(event, run.LlmRequested):
+                self.digested.update({ref.seq: ref.digest for ref in event.adds})
+        else:
+            self._index_of_run(fact)
+        place = place_of(event)
+        if place is not None:
+            self.at[place] = fact
+
+    def _index_of_run(self, fact: Fact) -> None:
+        match fact.event:
             case run.RunSubmitted():
                 self.submitted = fact
             case run.RunStarted():
@@ -86,24 +95,12 @@ class History:
                 self.interrupted = self.interrupted or fact
             case run.RunCompleted() | run.RunFailed() | run.RunCancelled():
                 self.terminal = fact
-            case run.TimerFired():
-                self.fired[event.key] = fact
+            case run.TimerFired(key=key):
+                self.fired[key] = fact
             case signal.CancelRequested():
                 self.cancel = self.cancel or fact
-            case _ if isinstance(event, Answer):
-                if event.call_id not in self.answers:
-                    self.answers[event.call_id] = fact
-                    self.spending.answer(event)
-            case run.ToolRequested():
-                self.spending.request(event)
-            case run.LlmRequested():
-                self.spending.request(event)
-                self.digested.update({ref.seq: ref.digest for ref in event.adds})
             case _:
                 pass
-        place = place_of(event)
-        if place is not None:
-            self.at[place] = fact
 
     # ---- what a reader asks
 
