@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import nats
-import orjson
 import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -92,20 +91,17 @@ async def effect_ms(url: str, count: int) -> list[float]:
 
 
 async def read_ms(url: str, stream: str, subject_filter: str, count: int) -> float:
-    """Milliseconds to read `count` messages by batched direct gets, none of them looked into."""
+    """Milliseconds to read `count` messages by an ordered consumer, none of them looked into."""
     async with connected(url) as client:
-        inbox, seen, start = client.new_inbox(), 0, 1
-        subscription = await client.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
+        js = client.jetstream()  # pyright: ignore[reportUnknownMemberType]
         began = time.perf_counter()
-        while seen < count:
-            ask = orjson.dumps({"batch": 1000, "seq": start, "next_by_subj": subject_filter})
-            await client.publish(f"$JS.API.DIRECT.GET.{stream}", ask, reply=inbox)
-            while True:
-                headers = (await subscription.next_msg(timeout=10)).headers or {}
-                if "Nats-Sequence" not in headers:
-                    break
-                seen, start = seen + 1, int(headers["Nats-Sequence"]) + 1
-        return (time.perf_counter() - began) * 1000
+        config = ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
+        messages = await js.subscribe(subject_filter, stream=stream, ordered_consumer=True, config=config)
+        for _ in range(count):
+            await messages.next_msg(timeout=10)
+        taken = (time.perf_counter() - began) * 1000
+        await messages.unsubscribe()
+        return taken
 
 
 async def answer(url: str) -> None:

@@ -133,7 +133,11 @@ class NatsEventLog:
         if self._committer is None or self._committer.done():
             self._committer = asyncio.create_task(self._commit_all())
         first = await pending.done  # of this caller alone: one that is cancelled tears no group that others are part of
-        return _numbered(pending.facts, first)
+        stored = _numbered(pending.facts, first)
+        for row in stored:
+            for fact in row:
+                self.keep(fact)  # who writes a fact often reads it soon: an answer is part of the next prompt
+        return stored
 
     def _prepare(self, writes: Sequence[Write]) -> _Pending:
         now = self.clock.now()
@@ -340,10 +344,14 @@ class NatsEventLog:
         if "Nats-Sequence" not in headers:
             raise NotFound(f"the log holds no fact {seq}", seq=seq)
         fact = decode(seq, headers["Nats-Subject"], headers, message.data)
-        self._cache[seq] = fact
+        self.keep(fact)
+        return fact
+
+    def keep(self, fact: Fact) -> None:
+        """Remember a fact for `get`."""
+        self._cache[fact.seq] = fact
         if len(self._cache) > self.cache_size:
             self._cache.popitem(last=False)
-        return fact
 
     async def last(self, subject_filter: str) -> Fact | None:
         try:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
-import orjson
 import structlog
 
 from services.scheduler import capabilities
-from services.scheduler.backends.base import Delta
 from services.scheduler.backends.choose import choose
 from services.scheduler.backends.faults import BackendFault
 from services.scheduler.calls import Calls, Slot
+from services.scheduler.live import Live
 from shared import process, rpc, subjects
-from shared.events import run
+from shared.eventlog import NatsEventLog
+from shared.events import run, tool
 from shared.inbox import NatsInbox
 from shared.process import Process
 
@@ -26,23 +26,6 @@ async def main(own: Process) -> None:
     key = inference.api_key.get_secret_value() if inference.api_key else None
     backend = await choose(inference.url, inference.kind, key)
     slot = Slot("primary", backend, inference.concurrency, inference.idle_timeout_s, inference.model)
-    client = own.bus.client
-
-    def live(run_id: str, call_id: str, delta: Delta) -> None:
-        piece = {"callId": call_id} | {k: v for k, v in (("text", delta.text), ("reasoning", delta.reasoning)) if v}
-        pending.append((subjects.live(run_id, call_id), orjson.dumps(piece)))
-        wake.set()
-
-    pending: list[tuple[str, bytes]] = []
-    wake = asyncio.Event()
-
-    async def publish() -> None:
-        while True:
-            await wake.wait()
-            wake.clear()
-            taken, pending[:] = list(pending), []
-            for subject, body in taken:
-                await client.publish(subject, body)
 
     async def slots(_: dict[str, object]) -> dict[str, object]:
         health = await backend.healthy()
@@ -59,20 +42,26 @@ async def main(own: Process) -> None:
         known = capabilities.profile(name, inference.turns)
         return {"model": known.model, "guided": known.guided, "source": known.source}
 
-    calls = Calls(own.log, slot, live)
+    calls = Calls(own.log, slot, Live(own.bus))
     inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),), poisoned=calls.give_up)
     await rpc.serve(own.bus, "scheduler", {"slots": slots, "profile": profile})
     after = await own.log.last_seq()
     server = await process.serve_health(own)
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(publish())
             tasks.create_task(calls.watch_ends(after=after))
+            tasks.create_task(read_ahead(own.log, after=after))
             tasks.create_task(inbox.run(calls.handle))
     finally:
         await backend.close()
         if server is not None:
             server.close()
+
+
+async def read_ahead(log: NatsEventLog, *, after: int) -> None:
+    """Keep what the next prompts are made of: each such fact is part of one, and reading it then would delay the call; never ends."""
+    async for fact in log.follow(*map(subjects.every, (run.MessageAdded.TYPE, tool.ToolCompleted.TYPE)), after=after):
+        log.keep(fact)
 
 
 if __name__ == "__main__":

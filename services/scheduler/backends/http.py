@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, cast
 
 import httpx
+import orjson
 
 from services.scheduler.backends.base import Json
 from services.scheduler.backends.errors import error_in, error_in_body, fault_of
@@ -51,8 +52,7 @@ class HttpServer:
     async def post(self, path: str, body: Json, *, idle_timeout_s: float | None) -> AsyncGenerator[httpx.Response]:
         """An open answer to a POST, with status 200. Leaving the block closes the connection."""
         timeout = httpx.Timeout(idle_timeout_s, connect=_CONNECT_S, write=30.0)
-        # A lone surrogate cannot be sent as UTF-8; stored text holds none, and a test's may.
-        content = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+        content = _as_json(body)
         headers = {"Content-Type": "application/json"}
         async with self._client.stream("POST", path, content=content, headers=headers, timeout=timeout) as response:
             if response.status_code != 200:
@@ -62,7 +62,7 @@ class HttpServer:
     def object_of(self, text: str, status: int | None = None) -> Json:
         """A JSON object that is no error."""
         try:
-            data: Any = json.loads(text)
+            data: Any = _from_json(text)
         except (ValueError, RecursionError) as error:
             if text.lstrip().lower().startswith("proxy error"):
                 raise fault_of(error_in_body(text), status=status, server=self.url) from error
@@ -98,6 +98,20 @@ class HttpServer:
         except httpx.TransportError as error:
             message = f"{self.url} closed the connection before its answer was whole. Try again; then look into the server's log."
             raise ConnectionDropped(message, server=self.url) from error
+
+
+def _as_json(body: Json) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # a lone surrogate cannot be sent as UTF-8; stored text holds none, and a test's may
+        return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except ValueError:  # half of a surrogate pair, or NaN: servers send both, and the standard allows neither
+        return json.loads(text)
 
 
 def _tls_of(url: str) -> ssl.SSLContext | bool:
