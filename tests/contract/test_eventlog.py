@@ -271,7 +271,8 @@ async def test_a_fact_of_an_unknown_type_is_readable(log: EventLog, run: Aggrega
     facts = await log.read(run.filter)
     assert [fact.type for fact in facts] == ["run.message_added", "run.novel", "run.message_added"]
     assert facts[1].event == Unknown(type="run.novel", data={"colour": "red"})
-    assert await log.get(facts[1].seq) == facts[1] == (await some(log, 2, run.filter, after=0))[1]
+    reader = NatsEventLog(log.bus, "reader") if isinstance(log, NatsEventLog) else log  # the writer remembers what it wrote
+    assert await reader.get(facts[1].seq) == facts[1] == (await some(log, 2, run.filter, after=0))[1]
 
 
 # ---- follow
