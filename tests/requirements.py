@@ -23,6 +23,8 @@ REQUIRED: Mapping[str, str] = {
     "log.append.outage": "Acknowledged facts survive a killed server, and appends wait for it.",
     "log.read.order": "Facts are read back whole and in order from any sequence, and one by one by their sequence.",
     "log.follow.no_gap": "A follower gets history and what comes, each fact once, through a cut connection too.",
+    "log.follow.whole": "A consumer that missed something, or may have, is given up and begun anew behind what was read.",
+    "bus.wire": "What the server sends is read the same however the network cuts it, and what is sent adds no header.",
     "log.envelope.cloudevents": "A fact travels as a CloudEvents 1.0 message with its version and its trace.",
     "log.versions.golden": "Every version of every event that was ever written is read by today's code.",
     "log.unreadable": "A message that cannot be read stops no follower and is no silent hole.",
