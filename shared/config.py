@@ -11,13 +11,15 @@ import os
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, SecretStr, ValidationError, model_validator
 
 from shared.errors import Fault
 from shared.events.content import Budgets
+from shared.scheduler_settings import SchedulerSettings
+from shared.section import Section, to_json
 
 PREFIX = "AETHERIUM_"
 FILE = "aetherium.yaml"
@@ -29,10 +31,6 @@ class BadSetting(Fault):
     """A setting is unknown or wrong; the message names it and where it came from."""
 
     code = "config.invalid"
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class NatsSettings(Section):
@@ -104,6 +102,7 @@ class Settings(Section):
     gateway: GatewaySettings = GatewaySettings()
     inference: InferenceSettings = InferenceSettings()
     orchestrator: OrchestratorSettings = OrchestratorSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     health: HealthSettings = HealthSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
@@ -206,8 +205,11 @@ def _explain(error: ValidationError, env: Mapping[str, str]) -> str:
 
 def _nearest(loc: tuple[int | str, ...]) -> str:
     model: type[BaseModel] = Settings
-    for part in loc[:-1]:
-        annotation = model.model_fields[str(part)].annotation
+    parts = iter(loc[:-1])
+    for part in parts:
+        annotation: Any = model.model_fields[str(part)].annotation
+        if get_origin(annotation) is dict:  # a table of sections: the next part is a name of the user's
+            annotation, _ = get_args(annotation)[1], next(parts, None)
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return ""
         model = annotation
@@ -229,6 +231,8 @@ def as_environ(settings: Settings) -> dict[str, str]:
                 flat[key] = value.get_secret_value()
             elif value is None:
                 flat[key] = "null"
+            elif isinstance(value, dict | tuple):
+                flat[key] = to_json(value)
             else:
                 flat[key] = str(value).lower() if isinstance(value, bool) else str(value)
 

@@ -47,11 +47,14 @@ logger = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Facts to append to one aggregate, if `after` is still the sequence of its last fact."""
+    """Facts to append to one aggregate, if `after` is still the sequence of its last fact.
+
+    None: it follows an earlier write of the same commit to the same aggregate, which keeps the order of facts among aggregates.
+    """
 
     aggregate: Aggregate
     events: Sequence[Event]
-    after: int
+    after: int | None
     cause: Fact | None = None
 
 
@@ -147,7 +150,7 @@ class NatsEventLog:
             row: list[Fact] = []
             for place, event in enumerate(write.events):
                 fact, message = self._message(write, event, now)
-                if place == 0:
+                if place == 0 and write.after is not None:
                     message[1]["Nats-Expected-Last-Subject-Sequence"] = str(write.after)
                     message[1]["Nats-Expected-Last-Subject-Sequence-Subject"] = write.aggregate.filter
                 row.append(fact)
@@ -275,6 +278,8 @@ class NatsEventLog:
         """
         first, missing = 0, False
         for write, facts in zip(pending.writes, pending.facts, strict=True):
+            if write.after is None:
+                continue  # all or none: what was checked tells
             message = await self._next(write.aggregate.filter, write.after + 1)
             if message is None:
                 missing = True

@@ -75,6 +75,8 @@ class MemoryLog:
     async def commit(self, writes: Sequence[Write]) -> list[list[Fact]]:
         await self._alive()
         for write in writes:
+            if write.after is None:
+                continue
             newest = await self.last(write.aggregate.filter)
             if (newest.seq if newest else 0) != write.after:
                 raise Conflict(f"{write.aggregate} is not at {write.after}", aggregate=str(write.aggregate))

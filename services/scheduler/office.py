@@ -1,0 +1,253 @@
+"""The arbiter at work: commands one after the other, their facts stored before anything is done, then what they ask for.
+
+The rules are `arbiter`'s, which is pure. Here are its surroundings: the log, the inference servers, the clock, and those who
+wait for an answer. A process that dies between a fact and what it asks for finds it again as `owed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from services.scheduler.arbiter import Load, Notify, State, Unload, aggregate_of, decide_and_evolve, effects, fold, next_at, owed
+from services.scheduler.arbiter.commands import (
+    Command,
+    FailLoad,
+    FailUnload,
+    FinishLoad,
+    FinishUnload,
+    LoseSlot,
+    ObserveSlot,
+    Seen,
+    Sweep,
+)
+from services.scheduler.placement import Probes
+from services.scheduler.slots import Catalogue
+from shared import subjects
+from shared.clock import Clock
+from shared.errors import Conflict, Fault
+from shared.eventlog import EventLog, Write
+from shared.events.envelope import Event, Fact
+
+DOMAINS = ("lease", "model", "card")
+PROBE_S = 5.0
+SETTLE_S = 0.05  # the shortest pause between two looks at the clock
+
+logger = structlog.get_logger()
+
+
+class StateUnknown(Fault):
+    """The server did not say what it holds: nothing may be concluded from it."""
+
+    code = "slot.unknown"
+
+
+class Server(Protocol):
+    """What the arbiter needs of an inference server: to see, to load, to unload."""
+
+    async def listing(self) -> tuple[Seen, ...]:
+        """What it holds and could load.
+
+        Raises:
+            Fault: it did not say; its state is unknown then.
+        """
+        ...
+
+    async def load(self, model: str, context_tokens: int | None) -> None:
+        """Load a model, and return when it can answer.
+
+        Raises:
+            StateUnknown: the server vanished meanwhile.
+            Fault: it refused or failed.
+        """
+        ...
+
+    async def unload(self, model: str, instance: str | None) -> None: ...
+
+
+Told = Callable[[Notify], None]
+
+
+@dataclass
+class Office:
+    """The one arbiter of a box. `answering` counts the calls in flight by slot and model."""
+
+    log: EventLog
+    known: Catalogue
+    servers: Mapping[str, Server]
+    clock: Clock
+    sweep_s: float = 5.0
+    told: list[Told] = field(default_factory=list[Told])
+    probes: Probes = field(default_factory=Probes)
+    answering: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict[tuple[str, str], int](int))
+    state: State = field(init=False)
+    _seqs: dict[str, int] = field(default_factory=dict[str, int])
+    _last: int = 0
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+    _work: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+    def __post_init__(self) -> None:
+        self.state = State(self.known)
+
+    # ---- decide
+
+    async def do(self, command: Command) -> list[Event]:
+        """The facts that follow from a command, stored; what they ask for is under way when this returns.
+
+        Raises:
+            BadRequest, UnknownLease, LeaseEnded: see `arbiter.commands`; nothing happened.
+        """
+        async with self._lock:
+            while True:
+                facts, after = decide_and_evolve(self.state, command, self.clock.now(), self.answering)
+                if not facts:
+                    return []
+                try:
+                    await self._store(facts)
+                except Conflict:  # somebody else decided meanwhile: decide again on what they did
+                    await self._catch_up()
+                    continue
+                self.state = after
+                break
+        self._moved.set()
+        self._carry_out(facts)
+        return facts
+
+    async def _store(self, facts: Sequence[Event]) -> None:
+        """In the order in which they were decided, over all their aggregates, together."""
+        writes: list[Write] = []
+        begun: set[str] = set()
+        for event in facts:
+            aggregate = aggregate_of(event)
+            name = str(aggregate)
+            writes.append(Write(aggregate, [event], None if name in begun else self._seqs.get(name, 0)))
+            begun.add(name)
+        for row in await self.log.commit(writes):
+            self._note(row)
+
+    def _note(self, facts: Sequence[Fact]) -> None:
+        for fact in facts:
+            self._seqs[str(fact.aggregate)] = fact.seq
+            self._last = max(self._last, fact.seq)
+
+    async def _catch_up(self) -> None:
+        """Take in what the log holds beyond what is known here."""
+        facts = [fact for domain in DOMAINS for fact in await self.log.read(subjects.of_domain(domain), after=self._last)]
+        facts.sort(key=lambda fact: fact.seq)
+        self._note(facts)
+        self.state = fold(self.state, (fact.event for fact in facts))
+
+    # ---- carry out
+
+    def _carry_out(self, facts: Sequence[Event]) -> None:
+        for effect in effects(facts):
+            if isinstance(effect, Notify):
+                for tell in self.told:
+                    tell(effect)
+            else:
+                self._begin(effect)
+
+    def _begin(self, effect: Load | Unload) -> None:
+        task = asyncio.create_task(self._load(effect) if isinstance(effect, Load) else self._unload(effect))
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _load(self, wanted: Load) -> None:
+        server = self.servers[wanted.slot]
+        left_s = (wanted.deadline_at - self.clock.now()).total_seconds()
+        try:
+            async with asyncio.timeout(max(left_s, 0.0)):
+                await server.load(wanted.model, wanted.context_tokens)
+        except TimeoutError:
+            await self.do(FailLoad(wanted.slot, wanted.model, "timed_out", "the load did not end in time", unknown=True))
+        except Fault as fault:
+            vanished = isinstance(fault, StateUnknown)
+            await self.do(FailLoad(wanted.slot, wanted.model, fault.code, fault.message, unknown=vanished))
+        else:
+            await self.do(FinishLoad(wanted.slot, wanted.model, await self._seen(wanted.slot)))
+
+    async def _unload(self, wanted: Unload) -> None:
+        server = self.servers[wanted.slot]
+        left_s = (wanted.deadline_at - self.clock.now()).total_seconds()
+        try:
+            async with asyncio.timeout(max(left_s, 0.0)):
+                await server.unload(wanted.model, wanted.instance)
+        except TimeoutError:
+            await self.do(FailUnload(wanted.slot, wanted.model, "the unload did not end in time"))
+        except Fault as fault:
+            await self.do(FailUnload(wanted.slot, wanted.model, fault.message))
+        else:
+            await self.do(FinishUnload(wanted.slot, wanted.model, wanted.instance))
+
+    async def _seen(self, slot: str) -> tuple[Seen, ...] | None:
+        try:
+            return await self.servers[slot].listing()
+        except Fault as fault:
+            logger.warning("slot_listing_failed", slot=slot, reason=fault.message)
+            return None
+
+    # ---- calls in flight
+
+    @asynccontextmanager
+    async def answers(self, slot: str, model: str) -> AsyncGenerator[None]:
+        """While the block runs, the model is answering: it is not evicted."""
+        self.answering[slot, model] += 1
+        try:
+            yield
+        finally:
+            self.answering[slot, model] -= 1
+            self._moved.set()  # somebody may wait for it to fall silent
+
+    # ---- time
+
+    async def run(self) -> None:
+        """Begin where the log left off, then probe and sweep; never returns."""
+        async with self._lock:
+            await self._catch_up()
+        try:
+            await asyncio.gather(*(self.probe(slot) for slot in self.servers))
+            for effect in owed(self.state):
+                self._begin(effect)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._sweep())
+                for slot in self.servers:
+                    tasks.create_task(self._watch(slot))
+        finally:
+            for task in self._work:
+                task.cancel()
+            await asyncio.gather(*self._work, return_exceptions=True)
+
+    async def probe(self, slot: str) -> None:
+        """Look at a slot. Anything but a listing makes its state unknown, never empty."""
+        try:
+            seen = await self.servers[slot].listing()
+        except Fault as fault:
+            self.probes = self.probes.after(slot, answered=False)
+            await self.do(LoseSlot(slot, fault.message))
+        else:
+            self.probes = self.probes.after(slot, answered=True)
+            await self.do(ObserveSlot(slot, seen))
+
+    async def _watch(self, slot: str) -> None:
+        while True:
+            await self.clock.sleep(PROBE_S)
+            await self.probe(slot)
+
+    async def _sweep(self) -> None:
+        while True:
+            self._moved.clear()
+            await self.do(Sweep())
+            due = next_at(self.state, self.clock.now())
+            left_s = self.sweep_s if due is None else min(self.sweep_s, (due - self.clock.now()).total_seconds())
+            waiting = asyncio.create_task(self._moved.wait())
+            sleeping = asyncio.create_task(self.clock.sleep(max(left_s, SETTLE_S)))
+            await asyncio.wait({waiting, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (waiting, sleeping):
+                task.cancel()
