@@ -239,6 +239,10 @@ class GatewayClient:
     async def cancel(self, run_guid: str, reason: str = "") -> None:
         await self._ask("POST", f"/api/runs/{run_guid}/cancel", json={"reason": reason})
 
+    async def inference(self, what: str) -> dict[str, Any]:
+        """`queue`, `cards`, `leases` or `models`, as the arbiter tells it."""
+        return await self._ask("GET", f"/api/inference/{what}")
+
     async def log(self, run_guid: str) -> list[LogLine]:
         answer = await self._ask("GET", f"/api/runs/{run_guid}/logs", headers={"Accept": "application/json"})
         return [LogLine.model_validate(each) for each in answer["lines"]]

@@ -22,6 +22,9 @@ VERBS: tuple[str, ...] = (
     "cancel",
     "events",
     "replay",
+    "queue",
+    "cards",
+    "leases",
     "doctor",
     "eval",
 )

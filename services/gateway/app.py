@@ -14,7 +14,7 @@ from services.gateway import web
 from services.gateway.core import Gateway, Policy
 from services.gateway.feed import Feed
 from services.gateway.index import Index
-from services.gateway.ports import NatsLive, RpcCatalogue
+from services.gateway.ports import NatsLive, RpcArbiter, RpcCatalogue
 from services.gateway.submission import Limits, Submitter
 from shared import process
 from shared.config import is_loopback
@@ -81,6 +81,7 @@ def compose(own: Process) -> Gateway:
         index=index,
         feed=Feed(own.log, index),
         submitter=Submitter(own.log, own.blobs, index, RpcCatalogue(own.bus), limits),
+        arbiter=RpcArbiter(own.bus),
         workspaces=settings.workspaces,
         user_templates=settings.data_dir.absolute() / "templates",
         policy=Policy(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from services.gateway import templates
 from services.gateway.feed import Feed
@@ -35,6 +35,18 @@ class Live(Protocol):
         ...
 
 
+class Arbiter(Protocol):
+    """The lease arbiter of the scheduler."""
+
+    async def ask(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """
+        Raises:
+            RemoteFault: it refused; the code is its own.
+            ServiceUnavailable: no scheduler is active.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Policy:
     """Values from the settings that the HTTP side acts by."""
@@ -54,6 +66,7 @@ class Gateway:
     index: Index
     feed: Feed
     submitter: Submitter
+    arbiter: Arbiter
     workspaces: Path
     user_templates: Path
     policy: Policy = field(default_factory=Policy)

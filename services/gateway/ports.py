@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -13,6 +14,7 @@ from nats.aio.msg import Msg
 from shared import rpc, subjects
 from shared.bus import Bus
 from shared.errors import ServiceUnavailable
+from shared.lease_requests import MAX_WAIT_S
 
 WAIT_S = 5.0
 FRESH_S = 5.0
@@ -48,6 +50,16 @@ class RpcCatalogue:
                         service="tools",
                     ) from fault
                 await asyncio.sleep(0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class RpcArbiter:
+    """The scheduler's arbiter."""
+
+    bus: Bus
+
+    async def ask(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return await rpc.call(self.bus, "scheduler", verb, fields, timeout_s=MAX_WAIT_S + WAIT_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,12 @@ class AlreadyOver(Conflict):
     code: ClassVar[str] = "run.already_over"
 
 
+class LeaseRefused(Conflict):
+    """The arbiter said no; the message has the arithmetic, or names who stands in the way."""
+
+    code: ClassVar[str] = "lease.refused"
+
+
 STATUS: dict[type[Fault], int] = {
     Malformed: 400,
     TooLarge: 413,

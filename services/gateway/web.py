@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from services.gateway import problems
 from services.gateway.core import Gateway
 from services.gateway.guard import Guard
-from services.gateway.routers import events, health, language, runs, templates
+from services.gateway.routers import events, health, inference, language, runs, templates
 from shared.health import Ready
 
 
@@ -24,6 +24,7 @@ def build(gateway: Gateway, missing: Ready = nothing_missing, *, version: str = 
         runs.reads(gateway),
         events.router(gateway),
         templates.router(gateway),
+        inference.router(gateway),
         language.API,
         health.router(missing),
     ):

@@ -7,12 +7,16 @@ import time
 
 import structlog
 
-from services.scheduler import capabilities
+from services.scheduler import capabilities, managed, slot_checks
 from services.scheduler.backends.choose import choose
 from services.scheduler.backends.faults import BackendFault
 from services.scheduler.calls import Calls, Slot
+from services.scheduler.counter import Counter
 from services.scheduler.live import Live
+from services.scheduler.office import Office
+from services.scheduler.slots import catalogue
 from shared import process, rpc, subjects
+from shared.clock import SystemClock
 from shared.eventlog import NatsEventLog
 from shared.events import run, tool
 from shared.inbox import NatsInbox
@@ -42,13 +46,18 @@ async def main(own: Process) -> None:
         known = capabilities.profile(name, inference.turns)
         return {"model": known.model, "guided": known.guided, "source": known.source}
 
+    for problem in slot_checks.problems(own.settings.scheduler):
+        logger.warning("slot_setting", problem=str(problem))
+    servers = await managed.servers(own.settings.scheduler)
+    office = Office(own.log, catalogue(own.settings.scheduler), servers, SystemClock(), own.settings.scheduler.lease_sweep_s)
     calls = Calls(own.log, slot, Live(own.bus))
     inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),), poisoned=calls.give_up)
-    await rpc.serve(own.bus, "scheduler", {"slots": slots, "profile": profile})
+    await rpc.serve(own.bus, "scheduler", {"slots": slots, "profile": profile, **Counter(office).verbs})
     after = await own.log.last_seq()
     server = await process.serve_health(own)
     try:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(office.run())
             tasks.create_task(calls.watch_ends(after=after))
             tasks.create_task(read_ahead(own.log, after=after))
             tasks.create_task(inbox.run(calls.handle))

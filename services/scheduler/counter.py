@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import ValidationError
 
 from services.scheduler.arbiter import Lease, Notify, Status, explain, waiting
 from services.scheduler.arbiter.commands import HoldCard, Release, ReleaseHold, Renew, RequestLease, UnknownLease
@@ -21,52 +20,10 @@ from services.scheduler.office import Office
 from shared.errors import BadInput
 from shared.events.lease import Priority
 from shared.ids import derived_id, new_id
-
-MAX_WAIT_S = 25.0  # below what proxies and clients give a request
+from shared.lease_requests import MAX_WAIT_S, Ending, HoldEnding, HoldRequest, LeaseRef, LeaseRequest, Renewal, Request
 
 Ask = TypeVar("Ask", bound="Request")
 Verb = Mapping[str, Any]
-
-
-class Request(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
-
-
-class LeaseRequest(Request):
-    """A lease for something outside the engine's runs. A run's own leases are taken by the scheduler."""
-
-    holder: str = Field(min_length=1, max_length=200)
-    slot: str
-    priority: Literal["batch", "interactive"] = "batch"
-    models: tuple[str, ...] = ()
-    resident_only: bool = False
-    services: tuple[str, ...] = ()
-    services_mib: int = Field(default=0, ge=0)
-    context_tokens: PositiveInt | None = None
-    ttl_s: PositiveFloat | None = None
-    wait_s: float | None = Field(default=None, ge=0)
-    key: str = ""
-
-
-class LeaseRef(Request):
-    lease_id: str
-    ttl_s: PositiveFloat | None = None
-    wait_s: float = Field(default=0.0, ge=0)
-    seen: str = ""  # the caller's last view's `state`: wait until it differs
-    reason: str = ""
-
-
-class HoldRequest(Request):
-    card: str
-    holder: str = Field(min_length=1, max_length=200)
-    hold_id: str = ""
-    reason: str = ""
-    ttl_s: PositiveFloat | None = None
-
-
-class HoldRef(Request):
-    hold_id: str
-    reason: str = "released"
 
 
 @dataclass
@@ -131,12 +88,12 @@ class Counter:
         return self._view(asked.lease_id)
 
     async def renew(self, raw: Verb) -> Verb:
-        asked = _read(LeaseRef, raw)
+        asked = _read(Renewal, raw)
         await self.office.do(Renew(asked.lease_id, _span(asked.ttl_s)))
         return self._view(asked.lease_id)
 
     async def release(self, raw: Verb) -> Verb:
-        asked = _read(LeaseRef, raw)
+        asked = _read(Ending, raw)
         await self.office.do(Release(asked.lease_id, asked.reason))
         return self._view(asked.lease_id)
 
@@ -210,7 +167,7 @@ class Counter:
         return {"holdId": hold_id, **self._card(asked.card)}
 
     async def release_hold(self, raw: Verb) -> Verb:
-        asked = _read(HoldRef, raw)
+        asked = _read(HoldEnding, raw)
         await self.office.do(ReleaseHold(asked.hold_id, asked.reason))
         return {"holdId": asked.hold_id, "state": "released"}
 

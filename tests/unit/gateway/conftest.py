@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from services.gateway.feed import Feed
 from services.gateway.index import Index
 from services.gateway.submission import Limits, Submitter
 from shared import subjects
+from shared.errors import Fault
 from shared.eventlog import EventLog
 from shared.events.content import Budgets
 from shared.events.envelope import Event, Fact
@@ -58,6 +60,20 @@ async def put(log: EventLog, run_id: str, *events: Event) -> list[Fact]:
 
 
 @dataclass
+class FixedArbiter:
+    """An arbiter that answers what it is given, and notes what it was asked."""
+
+    answer: dict[str, Any] | Fault = field(default_factory=dict[str, Any])
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+
+    async def ask(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.append((verb, dict(fields)))
+        if isinstance(self.answer, Fault):
+            raise self.answer
+        return self.answer
+
+
+@dataclass
 class World:
     """A gateway and its surroundings."""
 
@@ -65,6 +81,10 @@ class World:
     gateway: Gateway
     client: httpx.AsyncClient
     live: MemoryLive
+
+    @property
+    def arbiter(self) -> FixedArbiter:
+        return cast(FixedArbiter, self.gateway.arbiter)
 
     async def submitted(self, count: int = 1) -> list[Fact]:
         """The submissions in the log, once there are so many."""
@@ -97,6 +117,7 @@ def make_gateway(log: EventLog, folder: Path, live: MemoryLive, policy: Policy) 
         index=index,
         feed=Feed(log, index),
         submitter=Submitter(log, blobs, index, FixedCatalogue(), LIMITS),
+        arbiter=FixedArbiter(),
         workspaces=folder / "workspaces",
         user_templates=folder / "templates",
         policy=policy,
