@@ -33,10 +33,11 @@ SEED = 20260101
 MODELS = {"primary": ("writer", "coder", "large"), "secondary": ("vision", "coder"), "art": ("painter",)}
 SIZES = {"embed": 500, "writer": 8_000, "coder": 9_000, "large": 20_000, "vision": 7_000, "painter": 6_000}
 TEAMS = 3  # that work at the same time
+WORK_S, SWEEP_S, RENEW_S, CHAT_S, PROBE_S = 600, 5, 40, 20, 30
 
 
 async def measure(quick: bool) -> tuple[Runs, dict[str, Any]]:
-    rounds, teams = (2, 150) if quick else (5, 600)
+    rounds, teams = (2, 60) if quick else (7, 240)
     day = Day.of(teams)
     runs: Runs = {}
     for _ in range(rounds):
@@ -112,26 +113,31 @@ class Day:
         self._do(Sweep())
 
     def _teams(self, number: int) -> None:
-        """Some teams come, work for minutes beside chats, judges and jobs, and go; then the box is idle for a moment."""
+        """Some teams come, work for minutes beside chats and jobs, are judged, and go; then the box is idle for a moment."""
         runs = [f"run-{number + each}" for each in range(TEAMS)]
         leases = [lease_id for run_id in runs for lease_id in self._start(run_id)]
-        self._do(
-            RequestLease(f"job-{number}", "nightly", Priority.BATCH, "art", services=("comfyui",), services_mib=2_000, key=f"k{number}")
-        )
-        for minute in range(8):
-            self._pass(30)
-            for lease_id in leases:
-                if self.state.lease(lease_id) is not None:
-                    self._do(Renew(lease_id))
-            self._chat(number, minute)
-            self._judge(number, minute)
-            if minute % 4 == 3:
+        job = f"job-{number}"
+        self._do(RequestLease(job, "nightly", Priority.BATCH, "art", services=("comfyui",), services_mib=2_000, key=job))
+        for step in range(1, WORK_S // SWEEP_S + 1):
+            self._pass(SWEEP_S)
+            if step % (RENEW_S // SWEEP_S) == 0:
+                self._renew(leases)
+            if step % (CHAT_S // SWEEP_S) == 0:
+                self._chat(number, step)
+            if step % (PROBE_S // SWEEP_S) == 0:
                 self._probe()
         for run_id in runs:
             self._do(EndRun(run_id))
-        self._pass(20)
-        self._do(Release(f"job-{number}"))
-        self._pass(5)
+            self._judge(run_id)
+        for _ in range(4):
+            self._pass(SWEEP_S)
+        self._do(Release(job))
+        self._pass(SWEEP_S)
+
+    def _renew(self, leases: list[str]) -> None:
+        for lease_id in leases:
+            if self.state.lease(lease_id) is not None:
+                self._do(Renew(lease_id))
 
     def _start(self, run_id: str) -> list[str]:
         wanted = {
@@ -143,16 +149,17 @@ class Day:
         self._do(RequestGroup(f"group-{run_id}", parts))
         return [part.lease_id for part in parts]
 
-    def _chat(self, number: int, minute: int) -> None:
+    def _chat(self, number: int, step: int) -> None:
         slot = self.chance.choice(["primary", "secondary"])
-        lease_id, name = f"chat-{number}-{minute}", self.chance.choice(sorted(self.loaded[slot] or {MODELS[slot][0]}))
+        lease_id, name = f"chat-{number}-{step}", self.chance.choice(sorted(self.loaded[slot] or {MODELS[slot][0]}))
         self._do(RequestLease(lease_id, "chat", Priority.INTERACTIVE, slot, (name,)))
         if self.state.lease(lease_id) is not None:
             self._do(Renew(lease_id))
             self._do(Release(lease_id))
 
-    def _judge(self, number: int, minute: int) -> None:
-        lease_id, there = f"judge-{number}-{minute}", sorted(self.loaded["primary"] - {"embed"})
+    def _judge(self, run_id: str) -> None:
+        """A finished run is scored by whatever is loaded."""
+        lease_id, there = f"judge-{run_id}", sorted(self.loaded["primary"] - {"embed"})
         if there:
             self._do(RequestLease(lease_id, "judge", Priority.BATCH, "primary", (there[0],), resident_only=True, wait=timedelta()))
             self._do(Release(lease_id))

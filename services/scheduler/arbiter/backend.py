@@ -11,7 +11,7 @@ from services.scheduler.arbiter import restore
 from services.scheduler.arbiter.draft import Draft
 from services.scheduler.arbiter.evolve import evolve
 from services.scheduler.arbiter.planning import size_of
-from services.scheduler.arbiter.state import Model, Status
+from services.scheduler.arbiter.state import Model, SlotState, Status
 from services.scheduler.model_names import base_of
 from services.scheduler.slots import Slot
 from shared.events import card, model
@@ -20,6 +20,8 @@ from shared.events.model import ObservedModel
 
 def observe(draft: Draft, command: asked.ObserveSlot) -> None:
     spec = slot_of(draft, command.slot)
+    if _is_as_known(draft.state.slot(spec.name), command.seen):
+        return
     rows, before = _rows(draft, spec, command.seen), draft.state
     by_name = {row.name: row for row in rows}
     for each in list(draft.state.slot(spec.name).models.values()):
@@ -158,6 +160,24 @@ def _landed(draft: Draft, spec: Slot, loading: Model, row: ObservedModel) -> Non
         lease_id=loading.lease_id,
     )
     draft.add(fact)
+
+
+def _is_as_known(slot: SlotState, seen: tuple[asked.Seen, ...]) -> bool:
+    """Whether a listing plainly says what is known already, as most do; otherwise it is read in full."""
+    if not slot.known or slot.tried or len(seen) != len(slot.listed):
+        return False
+    there = 0
+    for each in seen:
+        found = slot.models.get(each.id)
+        if each.id not in slot.listed or (found is None) != (each.state == "not-loaded"):
+            return False
+        if found is None:
+            continue
+        there += 1
+        is_same = found.state == each.state == "loaded" and found.dropping is None and len(found.instances) < 2
+        if not is_same or each.mib not in (None, found.mib) or each.context_tokens not in (None, found.context_tokens):
+            return False
+    return there == len(slot.models)
 
 
 def _record(draft: Draft, spec: Slot, rows: tuple[ObservedModel, ...]) -> None:

@@ -12,17 +12,27 @@ from shared.events import card
 
 
 def sweep(draft: Draft) -> None:
-    for each in list(draft.state.leases()):
-        if draft.state.lease(each.id) is not None:
-            _end_if_over(draft, each)
+    for each in [each for each in draft.state.leases() if _is_over(draft.state, each, draft.now)]:
+        if draft.state.lease(each.id) is not None:  # a sibling's end may have ended it
+            _end(draft, each)
     for name, on in list(draft.state.cards.items()):
         for hold in on.holds.values():
             if hold.expires_at is not None and hold.expires_at <= draft.now:
                 draft.add(card.CardReleased(at=draft.now, card=name, hold_id=hold.hold_id, holder=hold.holder, reason="its time is over"))
     _overdue_changes(draft)
-    draft.touched |= draft.state.cards.keys()
-    draft.changed |= draft.state.cards.keys()
+    draft.touched.update(name for name in draft.state.cards if draft.is_unsettled(name))
+    missing = [name for name in draft.state.cards if _misses_a_model(draft.state, name)]
+    draft.touched.update(missing)
+    draft.changed.update(missing)
     restore.begin_due(draft)
+
+
+def _misses_a_model(state: State, card: str) -> bool:
+    """Whether somebody holds a lease on a model that is gone: a decision about that was cut short."""
+    for each in state.live_on(card):
+        if not each.asked.rotates and any(not state.slot(each.asked.slot).is_loaded(need.name) for need in each.asked.models):
+            return True
+    return False
 
 
 def ends_at(state: State, each: Lease) -> datetime | None:
@@ -38,13 +48,16 @@ def ends_at(state: State, each: Lease) -> datetime | None:
     return each.asked.wait_until + (times.load_timeout + times.unload_timeout) * (1 + len(each.asked.models))
 
 
-def _end_if_over(draft: Draft, each: Lease) -> None:
+def _is_over(state: State, each: Lease, now: datetime) -> bool:
+    over = each.expires_at if each.status is Status.GRANTED else ends_at(state, each)
+    return (over is not None and over <= now) or (each.preemption is not None and each.preemption.deadline_at <= now)
+
+
+def _end(draft: Draft, each: Lease) -> None:
     if each.preemption is not None and each.preemption.deadline_at <= draft.now:
         reason = f"the grace was over at {each.preemption.deadline_at:%H:%M:%S} UTC"
         draft.preempt(each, each.preemption.by, each.preemption.by_holder, reason)
-        return
-    over = ends_at(draft.state, each)
-    if over is not None and over <= draft.now:
+    else:
         draft.expire(each, "it was not renewed" if each.status is Status.GRANTED else "it waited as long as it may")
 
 
