@@ -50,7 +50,8 @@ def _line(state: State, card: str) -> list[Lease]:
 
 def _why(state: State, each: Lease, position: int, answering: Answering) -> Waiting:
     code, reason, waits_for = "loading", f"its models are being loaded on {each.asked.slot}", tuple[str, ...]()
-    verdict = make_room(state, each, answering) if each.is_live else consider(state, each, answering)
+    is_there = each.asked.slot in state.catalogue.slots
+    verdict = make_room(state, each, answering) if each.is_live and is_there else consider(state, each, answering)
     if isinstance(verdict, Wait):
         code, reason, waits_for = verdict.code, verdict.reason, verdict.waits_for
     asked = each.asked

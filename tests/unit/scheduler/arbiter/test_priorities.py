@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from services.scheduler.arbiter import explain, waiting
-from services.scheduler.arbiter.commands import LoseSlot
+from services.scheduler.arbiter.commands import LoseSlot, MeasureCard
 from shared.events import lease, model
 from tests.requirements import covers
 from tests.unit.scheduler.arbiter.world import BATCH, INTERACTIVE, RUN, only, reason, some, started
@@ -125,6 +125,19 @@ def test_of_several_batch_jobs_one_that_need_not_go_after_all_is_told_so() -> No
     facts = world.ask("run", RUN, "primary", "mid", "std")
     assert [each.lease_id for each in some(facts, lease.LeasePreemptRequested)] == ["heavy"], "a light one may stay beside a run"
     world.release("heavy")
+    assert (world.status("run"), world.status("light")) == ("granted", "granted")
+
+
+@covers("lease.grace", "lease.plan")
+def test_batch_work_goes_on_where_room_came_from_elsewhere() -> None:
+    world = started()
+    world.do(MeasureCard("gpu0", 8_500 + 7_000))  # another program has 7,000
+    world.ask("light", BATCH, "primary", "std")
+    facts = world.ask("run", RUN, "primary", "mid")
+    assert only(facts, lease.LeasePreemptRequested).lease_id == "light"
+    facts = world.do(MeasureCard("gpu0", 8_500))
+    assert only(facts, lease.LeasePreemptWithdrawn).lease_id == "light"
+    world.pass_time(60)
     assert (world.status("run"), world.status("light")) == ("granted", "granted")
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from services.scheduler.arbiter import State, fold
+from services.scheduler.arbiter import State, fold, waiting
 from services.scheduler.arbiter.commands import (
     BadRequest,
     HoldCard,
@@ -18,11 +19,13 @@ from services.scheduler.arbiter.commands import (
     Renew,
     RequestGroup,
     RequestLease,
+    Sweep,
     UnknownLease,
 )
+from services.scheduler.slots import catalogue
 from shared.events import lease
 from tests.requirements import covers
-from tests.unit.scheduler.arbiter.world import BATCH, INTERACTIVE, RUN, World, only, some, started
+from tests.unit.scheduler.arbiter.world import BATCH, INTERACTIVE, RUN, World, box, only, some, started
 
 FINE: dict[str, Any] = {"lease_id": "L1", "holder": "job", "priority": BATCH, "slot": "primary", "models": ("std",)}
 
@@ -200,3 +203,21 @@ def test_the_leases_of_a_run_that_died_without_a_word_are_ended_by_the_sweep() -
     assert world.state.of_run("r") == []
     world.pass_time(5)
     assert world.resident("primary") == {"embed", "std"}
+
+
+@covers("slots.catalogue", "lease.queue")
+def test_settings_may_change_under_open_leases_and_those_on_a_slot_that_is_gone_come_to_an_end() -> None:
+    world = started()
+    world.auto = False
+    world.ask("busy", RUN, "secondary", "coder")  # still loading
+    world.ask("job", BATCH, "secondary", "vision")
+    fewer = {name: slot for name, slot in box().slots.items() if name != "secondary"}
+    world.known = catalogue(box(slots=fewer))
+    world.state = replace(world.state, catalogue=world.known)
+    assert all(line.reason for line in waiting(world.state))
+    world.do(Sweep())
+    assert world.status("job") == "refused"
+    world.ask("next", RUN, "primary", "std")
+    assert world.status("next") == "granted"
+    world.pass_time(7_200)
+    assert world.status("busy") == "expired"

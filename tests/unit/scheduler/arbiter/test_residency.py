@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from services.scheduler.arbiter import State, fold
 from services.scheduler.arbiter.commands import (
     FailLoad,
     FinishLoad,
@@ -18,7 +19,7 @@ from services.scheduler.arbiter.commands import (
     Sweep,
 )
 from services.scheduler.slots import catalogue
-from shared.events import lease, model
+from shared.events import card, lease, model
 from shared.scheduler_settings import CardSettings, ModelSettings, SlotSettings
 from tests.requirements import covers
 from tests.unit.scheduler.arbiter.world import BATCH, INTERACTIVE, RUN, World, box, only, reason, some, started
@@ -285,6 +286,37 @@ def test_batch_work_beside_a_run_does_not_load_its_lost_model_again() -> None:
     assert world.loads.count("std") == 1
 
 
+@covers("lease.unknown")
+def test_a_slot_that_stays_silent_is_told_once() -> None:
+    world = started()
+    assert some(world.do(LoseSlot("primary", "status 502")), model.SlotUnknown)
+    assert world.do(LoseSlot("primary", "status 502")) == []
+
+
+@covers("lease.protected")
+def test_a_model_whose_load_failed_and_that_was_seen_not_to_be_there_is_foreign_when_somebody_else_loads_it() -> None:
+    world = started()
+    world.broken = {"mid"}
+    world.ask("run", RUN, "primary", "mid")
+    world.probe("primary")
+    world.put("primary", "mid")
+    world.probe("primary")
+    assert not world.state.slot("primary").models["mid"].ours
+
+
+@covers("lease.fold", "lease.unknown")
+def test_a_sweep_completes_what_a_crash_cut_short() -> None:
+    """The listing without the model was stored, and that its lease is lost was not."""
+    world = started()
+    world.ask("user", RUN, "primary", "std", resident_only=True)
+    world.take("primary", "std")
+    seen = only(world.probe("primary"), model.ModelsObserved)
+    kept = [fact.event for fact in world.facts if fact.type != "lease.lost"]
+    assert kept[-1] == seen
+    world.state = fold(State(world.known), kept)
+    assert only(world.do(Sweep()), lease.LeaseLost).lease_id == "user"
+
+
 # ---- one context size for each instance
 
 
@@ -356,6 +388,17 @@ def test_memory_that_another_program_took_during_an_unload_is_planned_with_and_n
     if status == "refused":
         assert "6144 MiB by programs outside the engine" in reason(world, "y")
         assert not some([fact.event for fact in world.facts], model.ModelLoading)[1:]
+
+
+@covers("lease.plan")
+def test_a_card_is_not_measured_while_models_come_or_go_on_it() -> None:
+    world = started()
+    world.auto = False
+    loading = only(world.ask("run", RUN, "primary", "mid"), model.ModelLoading)
+    assert world.do(MeasureCard("gpu0", 12_000)) == []
+    world.finish(loading)
+    assert only(world.do(MeasureCard("gpu0", 17_500 + 300)), card.CardMeasured).outside_mib == 300
+    assert world.do(MeasureCard("gpu0", 17_500 + 300)) == [], "what is known is no fact"
 
 
 @covers("lease.plan")
