@@ -35,7 +35,8 @@ class Books:
     leases: dict[str, Seen] = field(default_factory=dict[str, Seen])
     ended: set[str] = field(default_factory=set[str])
     models: dict[Place, str] = field(default_factory=dict[Place, str])  # (slot, model) → state
-    sizes: dict[Place, int | None] = field(default_factory=dict[Place, int | None])
+    sizes: dict[Place, int | None] = field(default_factory=dict[Place, int | None])  # of all copies together
+    copies: dict[Place, int] = field(default_factory=dict[Place, int])  # where there is more than one
     cards: dict[str, str] = field(default_factory=dict[str, str])  # slot → card
     foreign: set[Place] = field(default_factory=set[Place])
     unknown: set[str] = field(default_factory=set[str])
@@ -85,13 +86,13 @@ def _(event: model.ModelFact, books: Books) -> None:
             place = (event.slot, event.model)
             books.models[place] = "loading" if isinstance(event, model.ModelLoading) else "loaded"
             books.sizes[place] = event.mib
+            books.copies.pop(place, None)
             books.foreign.discard(place)
         case model.ModelUnloading():
             if event.instance is None:
                 books.models[event.slot, event.model] = "unloading"
         case model.ModelUnloaded() | model.ModelLoadFailed():
-            if isinstance(event, model.ModelLoadFailed) or event.instance is None:
-                books.models.pop((event.slot, event.model), None)
+            _note_departure(event, books)
         case model.ModelsObserved():
             _note_listing(event, books)
         case model.SlotUnknown():
@@ -101,6 +102,19 @@ def _(event: model.ModelFact, books: Books) -> None:
                     books.models[place] = "loaded"
         case _:
             pass
+
+
+def _note_departure(event: model.ModelUnloaded | model.ModelLoadFailed, books: Books) -> None:
+    """All of a model goes, or one of its copies with its share of the memory."""
+    place = (event.slot, event.model)
+    count = books.copies.get(place, 1)
+    if isinstance(event, model.ModelLoadFailed) or event.instance is None or count < 2:
+        books.models.pop(place, None)
+        books.copies.pop(place, None)
+        return
+    size = books.sizes.get(place)
+    books.sizes[place] = None if size is None else size * (count - 1) // count
+    books.copies[place] = count - 1
 
 
 def _note_listing(event: model.ModelsObserved, books: Books) -> None:
@@ -114,7 +128,8 @@ def _note_listing(event: model.ModelsObserved, books: Books) -> None:
         if seen.state == "not-loaded" or place in under_way:
             continue
         books.models[place] = "loaded" if seen.state == "loaded" else "foreign load"
-        books.sizes[place] = None if seen.mib is None else seen.mib * max(1, len(seen.instances))
+        books.copies[place] = max(1, len(seen.instances))
+        books.sizes[place] = None if seen.mib is None else seen.mib * books.copies[place]
         if not seen.ours:
             books.foreign.add(place)
 

@@ -35,11 +35,11 @@ class Log:
         self.now += timedelta(seconds=seconds)
         return self
 
-    def _place(self) -> dict[str, Any]:
+    def place(self) -> dict[str, Any]:
         return {"at": self.now, "slot": "primary", "card": "gpu0"}
 
     def _lease(self, lease_id: str, priority: Priority) -> dict[str, Any]:
-        return {**self._place(), "lease_id": lease_id, "holder": lease_id, "priority": priority}
+        return {**self.place(), "lease_id": lease_id, "holder": lease_id, "priority": priority}
 
     def ask(self, lease_id: str, priority: Priority, name: str = "m", mib: int = 10, **more: Any) -> Log:
         until = self.now + timedelta(seconds=600)
@@ -69,20 +69,20 @@ class Log:
 
     def see(self, name: str, *, ours: bool = True, mib: int = 10) -> Log:
         seen = model.ObservedModel(name=name, state="loaded", mib=mib, ours=ours)
-        return self.add(model.ModelsObserved(**self._place(), models=(seen,)))
+        return self.add(model.ModelsObserved(**self.place(), models=(seen,)))
 
     def load(self, name: str, mib: int = 10, card_mib: int | None = None) -> Log:
-        fields = self._place()
+        fields = self.place()
         return self.add(model.ModelLoading(**fields, model=name, mib=mib, card_mib=card_mib, purpose="lease", deadline_at=self.now))
 
     def unload(self, name: str) -> Log:
-        return self.add(model.ModelUnloading(**self._place(), model=name, purpose="lease", deadline_at=self.now))
+        return self.add(model.ModelUnloading(**self.place(), model=name, purpose="lease", deadline_at=self.now))
 
     def unknown(self) -> Log:
-        return self.add(model.SlotUnknown(**self._place(), reason="status 502"))
+        return self.add(model.SlotUnknown(**self.place(), reason="status 502"))
 
     def restored(self) -> Log:
-        return self.add(model.SlotRestored(**self._place()))
+        return self.add(model.SlotRestored(**self.place()))
 
     def call(self, name: str) -> Log:
         return self.add(llm.LlmDispatched(call_id="c1", slot="primary", model=name), scope="run-1")
@@ -166,3 +166,14 @@ def test_facts_of_other_domains_and_no_facts_at_all_are_no_problem() -> None:
     assert violations([]) == []
     log = Log().see("m").call("m").add(llm.LlmCompleted(call_id="c1"), scope="run-1").unload("m")
     assert log.rules() == [], "the call had ended"
+
+
+@covers("lease.verify", "lease.loads")
+def test_a_copy_that_went_is_counted_no_more() -> None:
+    """Two copies of 30 MiB and one of them goes: then 60 MiB more fit on a card of 100."""
+    log = Log()
+    seen = model.ObservedModel(name="a", state="loaded", mib=30, ours=True, instances=("a", "a:2"))
+    log.add(model.ModelsObserved(**log.place(), models=(seen,)))
+    log.add(model.ModelUnloaded(**log.place(), model="a", instance="a:2"))
+    assert log.load("b", mib=60, card_mib=100).rules() == []
+    assert log.load("c", mib=60, card_mib=100).rules() == ["loads.one_by_one", "loads.fit"]

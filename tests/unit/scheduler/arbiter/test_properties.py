@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from services.scheduler.arbiter import Lease, State, Status, decide, explain, fold
+from services.scheduler.arbiter import Lease, Load, State, Status, Unload, decide, explain, fold, owed
 from services.scheduler.arbiter.commands import (
     BadRequest,
     Command,
@@ -57,6 +57,13 @@ def crowded() -> World:
     }
     cards = {"gpu0": CardSettings(size_mib=24_000, reserve_mib=200), "gpu1": CardSettings(size_mib=16_000)}
     return World(catalogue(box(slots=slots, cards=cards)), auto=False)
+
+
+def as_order(each: Load | Unload, world: World) -> Event:
+    """What a backend is told by something that is owed: the fact that decided it, as the log has it."""
+    kind = model.ModelLoading if isinstance(each, Load) else model.ModelUnloading
+    events = [fact.event for fact in reversed(world.facts) if isinstance(fact.event, kind)]
+    return next(event for event in events if (event.slot, event.model) == (each.slot, each.model))
 
 
 def orders(facts: Sequence[Event]) -> list[Event]:
@@ -230,6 +237,21 @@ class Box(RuleBasedStateMachine):
         self.world.answering[place] -= 1
         self.world.note(llm.LlmCompleted(call_id=call_id), scope="run-a")
         self.do(Sweep())
+
+    # ---- the process
+
+    @rule()
+    def scheduler_restarts(self) -> None:
+        """A new process: its state is the log's, calls of the old one are gone, and what is owed is done again after a look."""
+        for call_id in sorted(self.calls):
+            self.world.note(llm.LlmFailed(call_id=call_id, code="llm.lost", message="the scheduler ended"), scope="run-a")
+        self.calls.clear()
+        self.world.answering.clear()
+        self.world.state = fold(State(self.world.known), [fact.event for fact in self.world.facts])
+        self.owed = []
+        self.probe_all()
+        known = [each for each in self.owed if isinstance(each, model.ModelLoading | model.ModelUnloading)]
+        self.owed = known + [again for each in owed(self.world.state) if (again := as_order(each, self.world)) not in known]
 
     # ---- time
 
