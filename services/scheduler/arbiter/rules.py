@@ -232,6 +232,16 @@ def _batch(state: State, lease: Lease, answering: Answering) -> Verdict:
     return verdict if waits is None or isinstance(verdict, Refuse) else waits
 
 
+def still_waits(state: State, lease: Lease) -> bool:
+    """Whether a batch lease plainly waits for a run as before, seen without finding words for it; most that wait do."""
+    asked = lease.asked
+    if lease.priority is not Priority.BATCH or not lease.queued or asked.resident_only:
+        return False
+    if all(each.priority is not Priority.RUN for each in state.card(asked.card).leases.values()):
+        return False
+    return asked.slot in state.catalogue.slots and (bool(asked.services) or asked.rotates or not is_resident(state, lease))
+
+
 def _light(state: State, lease: Lease, runs: list[Lease]) -> Verdict:
     """Granted beside a run, since it only uses what is there; but not in the way of a run that waits for that very memory."""
     waiting = [each for each in runs if each.status is not Status.GRANTED]  # an admitted one is yet to unload

@@ -10,7 +10,7 @@ from datetime import timedelta
 from services.scheduler.arbiter import restore
 from services.scheduler.arbiter.draft import Draft
 from services.scheduler.arbiter.planning import missing
-from services.scheduler.arbiter.rules import Admit, Grant, Refuse, Wait, consider, make_room
+from services.scheduler.arbiter.rules import Admit, Grant, Refuse, Wait, consider, make_room, still_waits
 from services.scheduler.arbiter.state import Hold, Lease, Status
 from services.scheduler.vram import Level, Plan
 from shared.events import card, lease
@@ -138,7 +138,7 @@ def _serve_queue(draft: Draft, name: str) -> None:
         waiting.sort(key=lambda each: (each.priority is not Priority.RUN, each.order))
     for each in waiting:
         current = draft.state.lease(each.id)  # a sibling's refusal may have ended it meanwhile
-        if current is not None and not current.is_live:
+        if current is not None and not current.is_live and not still_waits(draft.state, current):
             _serve(draft, current)
 
 
