@@ -67,6 +67,7 @@ DOMAIN = (
     "services.scheduler.invariants",
     "services.scheduler.model_names",
     "services.scheduler.placement",
+    "services.scheduler.ordering",
     "services.scheduler.retries",
     "services.scheduler.slot_checks",
     "services.scheduler.slots",
