@@ -22,6 +22,10 @@ import structlog
 from services.containers.command import Command
 from services.containers.runtime import ContainerFault, ContainerState, Ended, ExecResult, Project, UnsafeRuntime
 
+FENCE = """[pytest]
+# Workspaces are no part of the project that they lie in: pytest looks for its settings here, and no further up.
+"""
+
 log: Any = structlog.get_logger()
 
 WARNING = (
@@ -110,6 +114,7 @@ class LocalRuntime:
 
     async def _run(self, exec_id: str, command: str, timeout_s: float, workspace: Path, stop: asyncio.Future[Ended]) -> ExecResult:
         try:
+            await asyncio.to_thread(_fence, workspace.parent)
             result = await Command(command, workspace, environment(workspace, self._bin)).result(timeout_s, stop)
             self._remember(exec_id, result)
         finally:
@@ -162,6 +167,13 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     return host == "localhost"
+
+
+def _fence(workspaces: Path) -> None:
+    """Keep the settings of a project that the workspaces lie in from commands that look for some in the folders above."""
+    file = workspaces / "pytest.ini"
+    if workspaces.is_dir() and not file.exists():
+        file.write_text(FENCE)
 
 
 def _link_python(folder: Path) -> None:

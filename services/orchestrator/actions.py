@@ -85,6 +85,8 @@ def introduction(tools: Sequence[Tool]) -> str:
         more = f" You are asked for its {tool.long_text} next." if tool.long_text else ""
         lines.append(f"{example} {tool.description}{more}")
     lines.append('{"tool":"finish","reply":"..."} Ends the job, only when all of it is done.')
+    if any(tool.command for tool in tools):
+        lines.append("In commands, name all files of a kind by a pattern, such as docs/*.txt, and save output with > file.")
     lines.append("Do every part of the request, in its order. Use real results, never guess what a file or command says.")
     return "\n".join(lines)
 

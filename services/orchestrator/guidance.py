@@ -28,6 +28,7 @@ _RUNS = re.compile(r"\b(run|execute|running|executing|shell|command|bash|termina
 _TESTED = re.compile(r"\btests?\b.*\bpass\b|\bpass\b.*\btests?\b|\bpytest\b", re.IGNORECASE | re.DOTALL)
 _TESTING = re.compile(r"pytest|unittest|\btest", re.IGNORECASE)
 _KEEP = re.compile(r"(?:do not|don't|never|without)\s+(?:chang|modif|edit|touch)\w*\s+([^.;]*\.\w+[^.;]*)", re.IGNORECASE)
+_SENTENCE = re.compile(r"[.!?;](?:\s+|$)")
 _PACKAGE = re.compile(r"\bpackage\s+(?:named|called)\s+[`'\"]?([A-Za-z_]\w*)")
 _RUNNERS = {".py": "python3", ".sh": "sh", ".js": "node", ".rb": "ruby", ".pl": "perl", ".php": "php"}
 _CODE = frozenset({*_RUNNERS, ".ts", ".go", ".rs", ".c", ".cpp", ".java", ".lua", ".sql", ".html", ".css"})
@@ -94,15 +95,21 @@ class Progress:
 def started(request: str, owes: Sequence[str], view: WorkspaceView, *, has_shell: bool) -> Progress:
     """The progress of a request at its start."""
     named = tuple(name for name in owed.named_files(request) if name in view.files or _by_basename(name, view))
-    kept = frozenset[str]()
-    if told := _KEEP.search(request):
-        spared = {PurePosixPath(name).name for name in owed.named_files(told.group(1))}
-        kept = frozenset(name for name in named if PurePosixPath(name).name in spared)
+    kept = _kept(request, named, owes_new=any(name not in named for name in owes))
     # A package to make is a folder with an `__init__.py`.
     packages = [f"{name}/__init__.py" for name in _PACKAGE.findall(request) if f"{name}/__init__.py" not in view.files]
     owes = tuple(dict.fromkeys([*packages, *(name for name in owes if name not in named)]))
     real = tuple(dict.fromkeys(name if name in view.files else _by_basename(name, view) or name for name in named))
     return Progress(request, owes, view, real, kept, was_empty=not view.files, has_shell=has_shell)
+
+
+def _kept(request: str, named: Sequence[str], *, owes_new: bool) -> frozenset[str]:
+    """The named files that are not to be changed: those it says so of, and, where it wants a new file, those it only tells about."""
+    spared = set[str]()
+    if told := _KEEP.search(request):
+        spared = {PurePosixPath(name).name for name in owed.named_files(told.group(1))}
+    wanted = {name for sentence in _SENTENCE.split(request) if _CHANGES.search(sentence) for name in owed.named_files(sentence)}
+    return frozenset(name for name in named if PurePosixPath(name).name in spared or (owes_new and name not in wanted))
 
 
 def _by_basename(name: str, view: WorkspaceView) -> str | None:

@@ -183,6 +183,8 @@ def _changed_by(fact: Fact, guide: Guide) -> list[str]:
 async def _new_text(run: Run, guide: Guide, what: str, path: str) -> str:
     """The long text of an action, outside of JSON: quotes and newlines are where small models break it."""
     ask = f"Now give the whole {what} of {path} in one fenced code block, nothing else."
+    if not guidance.is_code(path):
+        ask += " A path is only the path, a number only the number: no line numbers, no explanation."
     if path in guide.agent.view.filled and path not in guide.progress.texts:
         ask += f" It holds now:\n{await _shown(run, guide, path, NAMED_SHOWN)}"
     return await _text_for(run, guide, f"{ask} It must hold just what the request asks for it: {guide.progress.request}")
@@ -212,15 +214,17 @@ def _difference(old: str, new: str) -> str:
 
 
 async def _text_for(run: Run, guide: Guide, ask: str) -> str:
-    """One fenced block from the model; asked for once more without the stop when none came."""
+    """One fenced block from the model; asked for once more without the stop when none came, or an action in its place."""
     talk, turn = guide.agent.talk, guide.agent.turn
     await talk.say(run, "text", "user", ask)
     answer = await talk.ask(run, "llm-text", turn, tools=False, stop=STOP)
     assert isinstance(answer.event, LlmCompleted)
     text = actions.fenced_text(answer.event.content)
-    if text:
+    slip = actions.read_action(text)
+    if text and (slip is None or guide.tool(slip.tool) is None):
         return text
-    await talk.say(run, "text-again", "user", "That block was empty. Give the whole content in one fenced code block.")
+    problem = "That was a tool call." if text else "That block was empty."
+    await talk.say(run, "text-again", "user", f"{problem} Give the whole content in one fenced code block.")
     answer = await talk.ask(run, "llm-text-again", turn, tools=False)
     assert isinstance(answer.event, LlmCompleted)
     return actions.fenced_text(answer.event.content)

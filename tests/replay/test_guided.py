@@ -58,6 +58,13 @@ async def test_a_repeated_action_is_not_run_again_and_not_offered_next(tmp_path:
     assert "list_files" not in str(world.backends[0].calls[2].response_format)
 
 
+@covers("model.guided")
+async def test_an_action_given_in_place_of_a_files_content_is_not_written_into_the_file(tmp_path: Path) -> None:
+    world = await guided(tmp_path, WRITE, f"```json\n{WRITE}\n```", CONTENT, DONE, DONE)
+    assert isinstance(world.terminal.event, run.RunCompleted)
+    assert (tmp_path / "ws/1/notes.txt").read_text() == "one two three\n"
+
+
 async def test_answers_that_are_no_action_are_sent_back_and_then_fail_the_run(tmp_path: Path) -> None:
     world = await guided(tmp_path, "I would write a file.")
     assert isinstance(world.terminal.event, run.RunFailed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
@@ -91,6 +92,16 @@ async def test_a_command_sees_nothing_of_the_engines_environment(run: Run, works
     names = {line.partition("=")[0] for line in lines}
     assert names - {"PWD", "OLDPWD", "SHLVL", "_"} == {*environment(workspace, workspace), "EXEC_MARK"}
     assert f"HOME={workspace}" in lines
+
+
+@covers("shell.environment")
+async def test_pytest_in_a_workspace_does_not_take_the_settings_of_a_project_around_it(runtime: LocalRuntime, tmp_path: Path) -> None:
+    workspace = tmp_path / "project" / "workspaces" / "1"
+    workspace.mkdir(parents=True)
+    (tmp_path / "project" / "pyproject.toml").write_text("[tool.pytest.ini_options]\naddopts = '--no-such-option'\n")
+    (workspace / "test_one.py").write_text("def test_one():\n    assert True\n")
+    result = await runtime.exec(1, uuid4().hex, f"{sys.executable} -m pytest -q -p no:cacheprovider", 60.0, workspace)
+    assert (result.exit_code, "1 passed" in result.output) == (0, True), result.output
 
 
 async def test_a_command_inherits_no_open_file_of_the_engine(run: Run, tmp_path: Path) -> None:

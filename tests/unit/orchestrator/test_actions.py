@@ -162,6 +162,21 @@ def test_a_file_that_a_request_says_not_to_change_is_not_offered_for_edits() -> 
     assert paths_for(EDITORS, state)["edit_file"] == ["calc.py"]
 
 
+@pytest.mark.parametrize(
+    ("request_", "kept"),
+    [
+        ("What is the sum of the prices? They are in prices.csv. Write it to sum.txt.", {"prices.csv"}),
+        ("Append a row to prices.csv. Then write the number of rows to sum.txt.", set[str]()),
+        ("The prices are in prices.csv; set all of them to 5 in prices.csv. Write their sum to sum.txt.", set[str]()),
+        ("Double the prices in prices.csv.", set[str]()),  # no new file is wanted, so it can only be this one
+    ],
+)
+def test_a_file_that_a_request_only_tells_about_is_not_offered_for_edits(request_: str, kept: set[str]) -> None:
+    view = WorkspaceView(frozenset({"prices.csv"}))
+    state = started(request_, ("sum.txt",) if "sum.txt" in request_ else (), view, has_shell=True)
+    assert state.kept == kept
+
+
 def test_a_named_file_must_have_changed_when_the_request_names_no_new_one() -> None:
     view = WorkspaceView(frozenset({"a.ini"}))
     state = started("Set timeout to 5 in a.ini.", (), view, has_shell=False)
