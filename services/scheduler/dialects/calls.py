@@ -8,6 +8,8 @@ from typing import Any, Literal
 from shared.events.content import Repair
 
 Source = Literal["native", "salvaged"]
+Dialect = Literal["native", "json", "tool_call", "function", "harmony", "python", "react", "mistral"]
+"""How a call is written: by the server's own field, or in the content in one of these ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class ParsedCall:
     source: Source = "native"
     repairs: tuple[Repair, ...] = ()
     error: str | None = None
+    dialect: Dialect = "native"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,23 @@ class CallReader:
     def native(self, call: NativeCall) -> ParsedCall:
         return self.call(call.name, call.arguments, source="native")
 
+    def knows(self, written: str) -> bool:
+        """Whether `written` means an offered tool."""
+        return self._names.resolve(written) is not None
+
+    def parameters(self, written: str) -> tuple[str, ...]:
+        """The arguments of the tool that `written` means, in the order of its schema; empty when it means none."""
+        resolved = self._names.resolve(written)
+        return tuple(_properties(self._schemas.get(resolved.name, {}))) if resolved else ()
+
+    def only_parameter(self, written: str) -> str | None:
+        """The one argument of a tool that needs no other, so that a bare text can be meant for it."""
+        resolved = self._names.resolve(written)
+        schema = self._schemas.get(resolved.name, {}) if resolved else {}
+        required: Any = schema.get("required") or ()
+        names = tuple(required) or tuple(_properties(schema))
+        return names[0] if len(names) == 1 else None
+
     def call(self, written: str, arguments: Any, *, source: Source = "salvaged", repairs: Iterable[Repair] = ()) -> ParsedCall:
         """A call of the tool that `written` means, with its arguments as they were written."""
         resolved = self._names.resolve(written)

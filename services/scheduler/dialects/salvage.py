@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from services.scheduler.dialects import harmony, mending, tags, think
-from services.scheduler.dialects.calls import NativeCall, ParsedCall, Reading
+from services.scheduler.dialects import harmony, mending, mistral, python_calls, react, tags, think
+from services.scheduler.dialects.calls import Dialect, NativeCall, ParsedCall, Reading
 from services.scheduler.dialects.json_calls import CallReader
+from services.scheduler.dialects.python_reader import Statements
 from services.scheduler.dialects.scan import Braces, Finder
 from services.scheduler.dialects.visible import CALL, visible_text
 from shared.events.content import Repair
@@ -30,6 +32,9 @@ _STARTS = re.compile(
             ("tag", tags.OPEN),
             ("function", tags.FUNCTION),
             ("stray", tags.STRAY),
+            ("mistral", mistral.OPEN),
+            ("react", react.OPEN),
+            ("python", python_calls.OPEN),
             ("harmony", harmony.OPEN),
             ("fence", "```"),
             ("brace", r"\{"),
@@ -38,10 +43,27 @@ _STARTS = re.compile(
     re.IGNORECASE,
 )
 _LANGUAGE = re.compile(r"```([\w+.-]{0,40})")
+_PYTHON_LANGUAGES = frozenset({"tool_code", "python", "py"})
 _FENCE_END = re.compile(r"\n[ \t]{0,20}```")
 # A fence in any other language is code that is shown: an example of a call in it is no call.
 _CALL_LANGUAGES = frozenset(
-    {"", "json", "json5", "jsonc", "xml", "text", "txt", "plaintext", "tool", "tools", "tool_call", "tool_calls", "function", "action"}
+    {
+        "",
+        "json",
+        "json5",
+        "jsonc",
+        "xml",
+        "text",
+        "txt",
+        "plaintext",
+        "tool",
+        "tools",
+        "tool_call",
+        "tool_calls",
+        "function",
+        "action",
+        "tool_code",
+    }
 )
 _SPACE_AND_COMMAS = re.compile(r"[\s,;\[\]]*")
 _TAIL = " \t\r\n`"  # what may follow a call at the end of its fence
@@ -83,6 +105,7 @@ class _Reader:
         self._is_cut = is_cut
         self._braces = Braces(text)
         self._find = Finder(text)
+        self._statements = Statements(text, calls, self._spend)
         self._has_thought = False
         # Decoding and mending may be tried at many braces; together they may cost a few times the length.
         self._allowance = 8 * len(text) + 4096
@@ -110,6 +133,12 @@ class _Reader:
                 return self._function(start)
             case "harmony":
                 return self._harmony(start)
+            case "mistral":
+                return self._mistral(start.end())
+            case "react":
+                return self._react(start)
+            case "python":
+                return self._python(start.start(), start.end())
             case "fence":
                 return self._fence(start.start())
             case "brace":
@@ -154,7 +183,7 @@ class _Reader:
             written = self._text[body:end].strip()
         if close is None and written.startswith("{"):
             return self._give_up(f"A call of {recipient[:80]!r} was cut off, so it was not run. Write it again, whole.", end)
-        self._accept([self._read_call.call(recipient, written)])
+        self._accept([self._read_call.call(recipient, written)], "harmony")
         return after
 
     # --- tags
@@ -176,7 +205,7 @@ class _Reader:
             return self._give_up(
                 "What stands in the tool call's tags is no call, so nothing was run. Write one JSON object there.", closing.end()
             )
-        self._accept(calls)
+        self._accept(calls, "tool_call")
         return closing.end()
 
     def _objects_in_tag(self, start: int) -> tuple[list[ParsedCall], int]:
@@ -212,14 +241,91 @@ class _Reader:
         if block is None:
             limit = min(tags.next_opening(self._find, tag.end()), think.next_tag(self._find, tag.end()))
             return self._give_up(f"The call {tag.group()[:80]} was cut off, so it was not run. Write it again, whole.", limit)
-        self._accept([self._read_call.call(block.name, block.parameters or block.inner)])
+        self._accept([self._read_call.call(block.name, block.parameters or block.inner)], "function")
         return block.end
+
+    def _mistral(self, start: int) -> int:
+        """Calls behind their token; each that follows at once belongs to it."""
+        if mistral.is_list(self._text, start):
+            return start
+        head = mistral.head_at(self._text, start, first=True)
+        if head is None or not mistral.is_call(self._text, head):
+            return start
+        while head is not None:
+            start = self._object_given(head.name, head.arguments, "mistral")
+            head = mistral.head_at(self._text, start, first=False)
+        return start
+
+    def _object_given(self, name: str, at: int, dialect: Dialect) -> int:
+        """The call of `name` whose arguments are the object at `at`; cut off if it does not close there."""
+        close = self._braces.close_of(at)
+        if close is None:
+            limit = think.next_tag(self._find, at)
+            return self._give_up(f"A call of {name[:80]!r} was cut off, so it was not run. Write it again, whole.", limit)
+        self._accept([self._read_call.call(name, self._text[at : close + 1])], dialect)
+        return close + 1
+
+    # --- two lines
+
+    def _react(self, label: re.Match[str]) -> int:
+        head = react.head_at(self._text, label.end())
+        if head is None or not (self._read_call.knows(head.name) or head.given is not None):
+            return self._label(label)
+        if head.given is None:
+            if not react.is_cut(self._text, head):
+                return self._label(label)
+            return self._give_up(f"The call of {head.name!r} has no input, so it was not run. Write it again, whole.", len(self._text))
+        at = react.object_at(self._text, head.given)
+        if at is not None:
+            return react.behind(self._text, self._object_given(head.name, at, "react"))
+        return self._plain_input(head.name, head.given) if self._read_call.knows(head.name) else self._label(label)
+
+    def _label(self, label: re.Match[str]) -> int:
+        """A label that begins no call in two lines; one in a single line may follow it."""
+        self.shown.append(label.group())
+        head = python_calls.head_at(self._text, label.end())
+        return self._python(label.end(), head.inside) if head else label.end()
+
+    def _plain_input(self, name: str, start: int) -> int:
+        given = react.plain_text(self._find, start)
+        written = self._text[start : given.end]
+        if given.end == len(self._text) and (self._is_cut or react.is_unfinished(written)):
+            return self._give_up(f"The input of {name!r} was cut off, so it was not run. Write it again, whole.", given.end)
+        arguments = react.arguments_of(written, self._read_call.only_parameter(name))
+        # What is no object is refused in the reader's own words.
+        self._accept([self._read_call.call(name, arguments if arguments is not None else "…")], "react")
+        return react.behind(self._text, given.after)
+
+    # --- Python
+
+    def _python(self, start: int, inside: int) -> int:
+        """A call on a line of its own; without an offered tool's name, or with more behind it, it is prose."""
+        read = self._statements.at(start)
+        if read is None:
+            self.shown.append(self._text[start:inside])
+            return inside
+        if read.problem is not None:
+            return self._give_up(read.problem, read.end if read.end is not None else think.next_tag(self._find, inside))
+        assert read.end is not None, "calls that were read have an end"
+        self._accept(list(read.calls), "python")
+        return read.end
+
+    def _python_fence(self, language: re.Match[str]) -> int | None:
+        """A fence that holds nothing but calls of tools; None if it is a program, which is shown."""
+        read = self._statements.program(language.end())
+        if read is None or read.end is None:
+            return None
+        self.shown.append(language.group())
+        self._accept(list(read.calls), "python")
+        return read.end
 
     # --- JSON
 
     def _fence(self, start: int) -> int:
         language = _LANGUAGE.match(self._text, start)
         assert language is not None, "a fence starts with its backticks"
+        if language[1].lower() in _PYTHON_LANGUAGES and (end := self._python_fence(language)) is not None:
+            return end
         if language[1].lower() in _CALL_LANGUAGES:
             self.shown.append(language.group())
             return language.end()
@@ -241,7 +347,7 @@ class _Reader:
         if not calls:
             self.shown.append(self._text[at:end])
             return end
-        self._accept(calls)
+        self._accept(calls, "json")
         while self._text.startswith("}", end):  # one brace too many is a common slip
             end += 1
         return end
@@ -251,7 +357,7 @@ class _Reader:
         head = self._read_call.head_at(self._text, at)
         if head is not None:
             if calls := self._mended_calls(self._text[at:end]):
-                self._accept(calls)
+                self._accept(calls, "json")
                 return end
             if head[1] is not None:
                 form = '{"name": …, "arguments": {…}}'
@@ -271,7 +377,7 @@ class _Reader:
             return at + 1  # a brace doubled at the front alone
         written = self._text[at:limit].rstrip(_TAIL)
         if not self._is_cut and written.endswith("}") and (calls := self._read_call.closed(written)):
-            self._accept(calls)
+            self._accept(calls, "json")
             return limit
         name = f" of {head[1].name!r}" if head[1] else ""
         return self._give_up(f"A call{name} was cut off before its end, so it was not run. Write it again, whole.", limit)
@@ -297,8 +403,8 @@ class _Reader:
 
     # --- what came of it
 
-    def _accept(self, calls: list[ParsedCall]) -> None:
-        self.calls += calls
+    def _accept(self, calls: list[ParsedCall], dialect: Dialect) -> None:
+        self.calls += [replace(call, dialect=dialect) for call in calls]
         self.shown.append(CALL)
 
     def _give_up(self, words: str, end: int) -> int:

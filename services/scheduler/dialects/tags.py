@@ -19,7 +19,7 @@ _PAIRS = {
 # Behind a backtick or a quote a tag is talked about, not used.
 OPEN = r"(?<![`'\"])(?:<tool_call>|<tools>|<function_call>|\[TOOL_REQUEST\])"
 FUNCTION = r"(?<![`'\"])<function=[^<>\n]{0,200}(?:>|\Z)"
-STRAY = r"</tool_call>|</tools>|</function_call>|\[END_TOOL_REQUEST\]|</function>|\[TOOL_CALLS\]"
+STRAY = r"</tool_call>|</tools>|</function_call>|\[END_TOOL_REQUEST\]|</function>"
 _CLOSING = {opening: re.compile(re.escape(closing), re.IGNORECASE) for opening, closing in _PAIRS.items()}
 _ANY_OPEN = re.compile(f"{OPEN}|{FUNCTION}", re.IGNORECASE)
 _FUNCTION = re.compile(r"<function=([^<>\n]{1,200})>", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Reasoning between tags: `<think>…</think>` and its kin. Nothing inside is ever acted on or shown."""
+"""Reasoning between tags: `<think>…</think>`, `[THINK]…[/THINK]` and their kin. Nothing inside is ever acted on or shown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from services.scheduler.dialects.scan import Finder
 
 # Behind a backtick or a quote the tag is talked about, not used.
 _NAMES = r"(?:think|thinking|thought|reasoning)"
-OPEN = rf"(?<![`'\"])<{_NAMES}>"
-CLOSE = rf"(?<![`'\"])</{_NAMES}>"
+OPEN = rf"(?<![`'\"])(?:<{_NAMES}>|(?-i:\[THINK\]))"
+CLOSE = rf"(?<![`'\"])(?:</{_NAMES}>|(?-i:\[/THINK\]))"
 _EITHER = re.compile(rf"(?P<open>{OPEN})|{CLOSE}", re.IGNORECASE)
 
 

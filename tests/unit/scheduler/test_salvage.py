@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -306,16 +307,50 @@ CALLS = st.one_of(
     st.fixed_dictionaries({"name": st.just("write_file"), "arguments": st.fixed_dictionaries({"path": TEXTS, "content": TEXTS})}),
     st.fixed_dictionaries({"name": st.just("read_file"), "arguments": st.fixed_dictionaries({"path": TEXTS})}),
 )
-WRAPS = ("{}", "```json\n{}\n```", "<tool_call>\n{}\n</tool_call>", "Action: {}", "[{}]", "So:\n{}\nOk.", "<think>hm</think>{}")
+
+
+def in_python(call: dict[str, Any]) -> str:
+    return f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in call['arguments'].items())})"
+
+
+def in_json(wrap: str) -> Callable[[dict[str, Any], bool], str]:
+    return lambda call, ascii_only: wrap.replace("{}", json.dumps(call, ensure_ascii=ascii_only))
+
+
+def with_arguments(before: str, after: str = "") -> Callable[[dict[str, Any], bool], str]:
+    return lambda call, ascii_only: before.replace("NAME", call["name"]) + json.dumps(call["arguments"], ensure_ascii=ascii_only) + after
+
+
+WAYS: dict[str, Callable[[dict[str, Any], bool], str]] = {
+    "bare": in_json("{}"),
+    "fence": in_json("```json\n{}\n```"),
+    "tag": in_json("<tool_call>\n{}\n</tool_call>"),
+    "label": in_json("Action: {}"),
+    "list": in_json("[{}]"),
+    "prose": in_json("So:\n{}\nOk."),
+    "thought": in_json("<think>hm</think>{}"),
+    "mistral, older": in_json("[TOOL_CALLS][{}]"),
+    "mistral": with_arguments("[THINK]hm[/THINK][TOOL_CALLS]NAME[ARGS]"),
+    "mistral, bare": with_arguments("[TOOL_CALLS]NAME"),
+    "react": with_arguments("Thought: Hm.\nAction: NAME\nAction Input: "),
+    "react, fenced": with_arguments("<think>hm</think>\nAction: NAME\nAction Input:\n```json\n", "\n```"),
+    "harmony": with_arguments("<|channel|>commentary to=functions.NAME<|message|>", "<|call|>"),
+    "python": lambda call, _: in_python(call),
+    "python, list": lambda call, _: f"<think>hm</think>[{in_python(call)}]",
+    "python, fence": lambda call, _: f"```tool_code\nprint({in_python(call)})\n```",
+    "python, program": lambda call, _: f"```python\nresult = default_api.{in_python(call)}\n```",
+}
 FRAGMENTS = st.sampled_from(
     [
         *("{", "}", "{{", '"', "\\", "[", "]", "```", "```py", "\n", ":", ",", "a", " ", "\x00", "\ud800"),
         *("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=finish>", "</function>", "<parameter=path>", "</parameter>"),
         *("<|channel|>", "<|message|>", "<|end|>", "<|", "|>", "final", "to=functions.finish"),
         *('{"name": "finish", "arguments": {}}', '"name": "finish"', "finish"),
+        *("Action: finish\n", "Action Input:", "Observation:", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"),
+        *("finish()", "[finish(", "(", ")", "'", '"""', "path=", "read_file(path=", "print(", "```tool_code\n"),
     ]
 )
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=120, deadline=None)
 
 
 def cleaned(value: Any) -> Any:
@@ -324,17 +359,17 @@ def cleaned(value: Any) -> Any:
 
 @covers("model.salvage")
 @FEW
-@given(st.lists(CALLS, min_size=1, max_size=3), st.sampled_from(WRAPS), st.booleans())
-def test_a_valid_call_is_never_lost_or_changed(calls: list[dict[str, Any]], wrap: str, ascii_only: bool) -> None:
-    content = "\n".join(wrap.replace("{}", json.dumps(call, ensure_ascii=ascii_only)) for call in calls)
+@given(st.lists(CALLS, min_size=1, max_size=3), st.sampled_from(list(WAYS)), st.booleans())
+def test_a_valid_call_is_never_lost_or_changed(calls: list[dict[str, Any]], way: str, ascii_only: bool) -> None:
+    content = "\n".join(WAYS[way](call, ascii_only) for call in calls)
     assert called(read(content)) == [(call["name"], cleaned(call["arguments"])) for call in calls]
 
 
 @covers("model.salvage.cut")
 @FEW
-@given(CALLS, st.sampled_from(WRAPS), st.data())
-def test_a_reply_cut_anywhere_gives_the_whole_call_or_none(call: dict[str, Any], wrap: str, data: st.DataObject) -> None:
-    content = wrap.replace("{}", json.dumps(call))
+@given(CALLS, st.sampled_from(list(WAYS)), st.data())
+def test_a_reply_cut_anywhere_gives_the_whole_call_or_none(call: dict[str, Any], way: str, data: st.DataObject) -> None:
+    content = WAYS[way](call, True)
     end = data.draw(st.integers(0, len(content)))
     for cut in (False, True):
         reading = read(content[:end], cut=cut)
@@ -342,11 +377,11 @@ def test_a_reply_cut_anywhere_gives_the_whole_call_or_none(call: dict[str, Any],
 
 
 @FEW
-@given(CALLS, st.sampled_from(WRAPS), st.data())
+@given(CALLS, st.sampled_from(list(WAYS)), st.data())
 def test_a_damaged_reply_never_raises_and_never_calls_a_tool_that_it_does_not_name(
-    call: dict[str, Any], wrap: str, data: st.DataObject
+    call: dict[str, Any], way: str, data: st.DataObject
 ) -> None:
-    content = wrap.replace("{}", json.dumps(call))
+    content = WAYS[way](call, True)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(content)))
         content = content[:at] + data.draw(FRAGMENTS) + content[at + data.draw(st.integers(0, 3)) :]
@@ -388,6 +423,12 @@ SHAPES = {
     "channels": lambda n: "<|channel|>a<|message|>" * n + FILL * n,
     "fences": lambda n: "```python\n" * n + FILL * n,
     "markers": lambda n: "<|" * n + "|>" * n,
+    "open python": lambda n: 'read_file(path="\n' * n + FILL * n,
+    "python lists": lambda n: "[read_file(\n" * n + FILL * n,
+    "python fences": lambda n: '```python\nread_file(path="a"\n' * n + FILL * n,
+    "open mistral": lambda n: "[TOOL_CALLS]read_file[ARGS]{" * n + FILL * n,
+    "open react": lambda n: "Action: read_file\nAction Input: {\n" * n + FILL * n,
+    "react without input": lambda n: "Action: read_file\n" * n + FILL * n,
     "spaces": lambda n: "[" + " " * 50 * n + A_CALL + " " * 50 * n,
 }
 
