@@ -21,7 +21,9 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*([A-Za-z]+)", re.IGNORECASE)
 _HEADER = 400  # characters; more is no header
 
 _MARKER = re.compile(r"<\|[^|<>\n]{0,64}\|>|<｜[^｜<>\n]{0,64}｜>")
-_CUT_MARKER = re.compile(r"<[|｜][\w▁]{0,64}[|｜]?\Z")
+_CUT_MARKER = re.compile(r"<[|｜][\w▁]{0,64}[|｜]?\s*\Z")
+
+_CUT_END = re.compile(r"<(?:[|｜][\w▁]{0,64}[|｜]?)?\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,16 @@ def end_of_body(text: str, start: int) -> tuple[int, int]:
         return len(text), len(text)
     opens_next = end.group().lower() in ("<|start|>", "<|channel|>")
     return end.start(), end.start() if opens_next else end.end()
+
+
+def is_cut_header(text: str, start: int) -> bool:
+    """Whether the text ends within a header that names a recipient."""
+    return len(text) - start < _HEADER and _RECIPIENT.search(text, start) is not None
+
+
+def without_cut_end(body: str) -> str:
+    """A body without the first characters of the token that should have ended it."""
+    return _CUT_END.sub("", body)
 
 
 def without_markers(text: str) -> str:

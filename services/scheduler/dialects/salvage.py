@@ -165,6 +165,8 @@ class _Reader:
     def _harmony(self, marker: re.Match[str]) -> int:
         header = harmony.header_at(self._text, marker.start())
         if header is None:
+            if harmony.is_cut_header(self._text, marker.start()):
+                return self._give_up("A call was cut off before its arguments, so it was not run. Write it again, whole.", len(self._text))
             return marker.end()
         if header.channel in ("final", "") and header.recipient is None:
             return header.body
@@ -175,13 +177,14 @@ class _Reader:
         return self._harmony_call(header.recipient, header.body, end, after)
 
     def _harmony_call(self, recipient: str, body: int, end: int, after: int) -> int:
-        written = self._text[body:end].strip()
+        written = harmony.without_cut_end(self._text[body:end]).strip()
         start = self._text.find("{", body, end)
         close = self._braces.close_of(start) if start >= 0 and written.startswith("{") else None
         if close is not None and close >= end:  # the marker stands within a string
             end, after = harmony.end_of_body(self._text, close)
             written = self._text[body:end].strip()
-        if close is None and written.startswith("{"):
+        is_unbegun = not written.startswith("{") and end == len(self._text)
+        if is_unbegun or (close is None and written.startswith("{")):
             return self._give_up(f"A call of {recipient[:80]!r} was cut off, so it was not run. Write it again, whole.", end)
         self._accept([self._read_call.call(recipient, written)], "harmony")
         return after
