@@ -50,12 +50,13 @@ class ClientLeft(Exception):
 
 
 @dataclass(slots=True)
-class _Exchange:
+class Exchange:
     """One HTTP exchange: what ASGI gives, and the moment the client leaves."""
 
     send: Send
     gone: asyncio.Event
     transport: asyncio.Transport
+    started: bool = False
 
     def drop(self) -> None:
         """Close the socket, whatever the answer lacks."""
@@ -73,6 +74,7 @@ class _Exchange:
         await self.end(json.dumps(body).encode())
 
     async def head(self, status: int, content_type: str) -> None:
+        self.started = True
         await self.send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type.encode())]})
 
     async def write(self, data: bytes) -> None:
@@ -117,7 +119,7 @@ class ScriptedServer:
         gone = asyncio.Event()
         self._open.add(gone)
         watcher = asyncio.create_task(_watch(receive, gone))
-        exchange = _Exchange(send, gone, scope["state"]["transport"])
+        exchange = Exchange(send, gone, scope["state"]["transport"])
         try:
             await self._route(scope, body, exchange)
         except ClientLeft:
@@ -126,7 +128,7 @@ class ScriptedServer:
             watcher.cancel()
             self._open.discard(gone)
 
-    async def _route(self, scope: Scope, body: bytes, exchange: _Exchange) -> None:
+    async def _route(self, scope: Scope, body: bytes, exchange: Exchange) -> None:
         method, path = scope["method"], scope["path"]
         if (method, path) == ("GET", "/_requests"):
             await exchange.json(200, {"requests": [request.as_dict() for request in self.requests]})
@@ -149,7 +151,7 @@ class ScriptedServer:
         page = pages.get((method, path))
         return page() if page else None
 
-    async def _chat(self, scope: Scope, raw: bytes, exchange: _Exchange) -> None:
+    async def _chat(self, scope: Scope, raw: bytes, exchange: Exchange) -> None:
         try:
             body: Json = json.loads(raw)
             messages: list[Json] = body["messages"]
@@ -169,12 +171,12 @@ class ScriptedServer:
             exchange.drop()
         await self._tell()
 
-    async def _answer(self, body: Json, messages: list[Json], exchange: _Exchange) -> str:
+    async def _answer(self, body: Json, messages: list[Json], exchange: Exchange) -> str:
         chosen = self.script.choose(messages)
         if chosen is None:
             await exchange.json(400, wire.bad_request("the script has no conversation for this request"))
             return FAULTED
-        answer, fault = Answer(self.script, chosen, body), self._fault_of(chosen)
+        answer, fault = Answer(self._script_for(body), chosen, body), self._fault_of(chosen)
         if fault is not None and await self._refuse(fault, answer, exchange):
             return FAULTED
         if chosen.spec.first_token_delay_s:
@@ -194,6 +196,10 @@ class ScriptedServer:
         await exchange.end(b"data: [DONE]\n\n")
         return SERVED
 
+    def _script_for(self, body: Json) -> Script:
+        """The script as the model that answers this request has it."""
+        return self.script
+
     def _fault_of(self, chosen: Chosen) -> FaultKind | None:
         """The fault that hits this request. Counted before anything is awaited, so arrival order decides."""
         spec = chosen.spec
@@ -203,7 +209,7 @@ class ScriptedServer:
         self._faults[place] += 1
         return spec.fault if spec.first_n is None or self._faults[place] <= spec.first_n else None
 
-    async def _refuse(self, fault: FaultKind, answer: Answer, exchange: _Exchange) -> bool:
+    async def _refuse(self, fault: FaultKind, answer: Answer, exchange: Exchange) -> bool:
         """Answer with a fault that shows before the stream begins. False: it shows later."""
         match fault:
             case FaultKind.HTTP_500:
@@ -223,7 +229,7 @@ class ScriptedServer:
                 return False
         return True
 
-    async def _stream_deltas(self, answer: Answer, chosen: Chosen, fault: FaultKind | None, exchange: _Exchange) -> None:
+    async def _stream_deltas(self, answer: Answer, chosen: Chosen, fault: FaultKind | None, exchange: Exchange) -> None:
         deltas = list(answer.deltas())
         shown = deltas if fault is None else deltas[: max(1, len(deltas) // 2)]
         for number, delta in enumerate(shown):
@@ -232,7 +238,7 @@ class ScriptedServer:
             await exchange.write(_event(answer.chunk(delta)))
 
 
-async def _break_stream(fault: FaultKind, exchange: _Exchange) -> None:
+async def _break_stream(fault: FaultKind, exchange: Exchange) -> None:
     match fault:
         case FaultKind.ERROR_IN_STREAM:
             await exchange.write(_event(wire.BROKEN))
@@ -326,17 +332,22 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--port-file", type=Path, help="written with the port once the server accepts connections")
     parser.add_argument("--keep", type=int, default=200, help="request bodies kept for /_requests (default 200)")
     options = parser.parse_args(argv)
-    sock = bind(options.port, options.host)
-    port = sock.getsockname()[1]
+    app = ScriptedServer(load_script(options.script), keep=options.keep)
+    serve_app(app, "scripted model", options.host, options.port, options.port_file)
+
+
+def serve_app(app: ScriptedServer, what: str, host: str, port: int, port_file: Path | None) -> None:
+    """Serve as a process until it is interrupted; port 0 takes a free one."""
+    sock = bind(port, host)
+    taken = sock.getsockname()[1]
 
     def ready() -> None:
-        if options.port_file is not None:
-            _write_whole(options.port_file, f"{port}\n")
-        print(f"scripted model at http://{options.host}:{port}", flush=True)
+        if port_file is not None:
+            _write_whole(port_file, f"{taken}\n")
+        print(f"{what} at http://{host}:{taken}", flush=True)
 
-    server = Server(ScriptedServer(load_script(options.script), keep=options.keep), ready)
     with suppress(KeyboardInterrupt):
-        asyncio.run(server.serve([sock]))
+        asyncio.run(Server(app, ready).serve([sock]))
 
 
 def _write_whole(path: Path, text: str) -> None:

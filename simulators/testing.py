@@ -33,11 +33,17 @@ class Simulator:
 async def running(script: Script | str | Sequence[Any] | Mapping[str, Any]) -> AsyncGenerator[Simulator]:
     """Serve `script` (a Script, YAML text, a list of turns, or a mapping) until the block ends."""
     app = ScriptedServer(_script_of(script))
+    async with serving(app) as url:
+        yield Simulator(url, app)
+
+
+@asynccontextmanager
+async def serving(app: ScriptedServer) -> AsyncGenerator[str]:
+    """Serve an application on a free port until the block ends; its base URL."""
     sock, server = bind(0), Server(app)
-    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     await server.open(sock)
     try:
-        yield Simulator(url, app)
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
     finally:
         async with asyncio.timeout(5):
             await server.shut()

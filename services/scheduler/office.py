@@ -27,6 +27,7 @@ from services.scheduler.arbiter.commands import (
     Seen,
     Sweep,
 )
+from services.scheduler.backends.faults import StateUnknown
 from services.scheduler.placement import Probes
 from services.scheduler.slots import Catalogue
 from shared import subjects
@@ -40,12 +41,6 @@ PROBE_S = 5.0
 SETTLE_S = 0.05  # the shortest pause between two looks at the clock
 
 logger = structlog.get_logger()
-
-
-class StateUnknown(Fault):
-    """The server did not say what it holds: nothing may be concluded from it."""
-
-    code = "slot.unknown"
 
 
 class Server(Protocol):

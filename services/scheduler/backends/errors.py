@@ -91,6 +91,7 @@ _WORDS: tuple[tuple[type[BackendFault], re.Pattern[str]], ...] = tuple(
         (OutOfMemory, r"out of memory|insufficient (?:system )?(?:resources|memory|vram)|\boom\b|unable to allocate"),
         (ModelLoadFailed, r"fail(?:ed|ure) to load|model_load_failed|load(?:ing)? (?:the )?model failed"),
         (ModelNotLoaded, r"model (?:is )?(?:not loaded|unloaded)|no models? (?:is |are )?loaded|model has crashed"),
+        (ModelNotLoaded, r"invalid model identifier"),  # LM Studio: several are loaded, and none of them is meant
         (Overloaded, r"overloaded|rate.?limit|too many requests|limit reached|server busy|no slot available|try again later"),
     )
 )

@@ -120,3 +120,41 @@ class CallTimeout(BackendFault):
     """The caller's time was up; `details["kind"]` is total or idle."""
 
     code = "llm.timeout"
+
+
+class StateUnknown(BackendFault):
+    """The server did not say what it holds, or what became of a load: nothing may be concluded, least of all "empty".
+
+    `details["cause"]` is the code of the failure behind it. Source: integrations, "LM Studio".
+    """
+
+    code = "slot.unknown"
+    verdict = Verdict.UNKNOWN
+
+
+class NotManaged(BackendFault):
+    """This server offers no such management; somebody must do it there."""
+
+    code = "llm.not_managed"
+
+
+class ModelUnknown(BackendFault):
+    """The server lists no such model: nothing was asked of it."""
+
+    code = "llm.model_unknown"
+
+
+class LoadedSmaller(BackendFault):
+    """The model is loaded with less context than is wanted; a further load would stack a copy. Unload it first.
+
+    `details` has `context` (tokens, as loaded) and `wanted`.
+    """
+
+    code = "llm.loaded_smaller"
+
+
+class NoRoom(BackendFault):
+    """The server holds as many models as it may: one more, and it would evict one of its own choice. Unload one first."""
+
+    code = "llm.no_room"
+    verdict = Verdict.RETRY

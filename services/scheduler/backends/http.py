@@ -48,6 +48,13 @@ class HttpServer:
             raise self.fault_of_response(response, response.text)
         return self.object_of(response.text, response.status_code)
 
+    async def ask(self, path: str, body: Json, *, timeout_s: float) -> Json:
+        """The JSON object that a POST is answered with, after a silence of at most `timeout_s`."""
+        with self.translating():
+            async with self.post(path, body, idle_timeout_s=timeout_s) as response:
+                text = await read_text(response)
+        return self.object_of(text, response.status_code)
+
     @asynccontextmanager
     async def post(self, path: str, body: Json, *, idle_timeout_s: float | None) -> AsyncGenerator[httpx.Response]:
         """An open answer to a POST, with status 200. Leaving the block closes the connection."""
@@ -72,6 +79,16 @@ class HttpServer:
         if not isinstance(data, dict):
             raise self.protocol_error(f"sent JSON that is no object: {text[:80]!r}")
         return cast("Json", data)
+
+    def rows_of(self, body: Json, name: str, key: str) -> list[Json]:
+        """The objects in the list `name`, each with a text under `key`. A list that is missing or broken is no empty list."""
+        items: Any = body.get(name)
+        if not isinstance(items, list):
+            raise self.protocol_error(f"sent no list of {name}")
+        for item in cast("list[Any]", items):
+            if not isinstance(item, dict) or not isinstance(cast("Json", item).get(key), str):
+                raise self.protocol_error(f"sent a list of {name} with an entry that has no {key}")
+        return cast("list[Json]", items)
 
     def protocol_error(self, what: str) -> ProtocolError:
         return ProtocolError(f"{self.url} {what}. Check that the URL is that of an OpenAI-compatible server.", server=self.url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -25,6 +25,8 @@ _DONE = "[DONE]"
 
 class OpenAiBackend:
     """A server that is known only by the protocol it speaks."""
+
+    _chat_path = "/v1/chat/completions"
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class OpenAiBackend:
 
     async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
         """Answer one request; see `Backend.chat`. Always streamed, so that a caller who leaves stops the work."""
-        answer = _Answer(on_delta)
+        answer = _Answer(on_delta, lambda assembly: self._check_answer(request, assembly))
         limit = asyncio.timeout(request.timeout_s)
         with _keeping_fragment(answer.assembly):
             try:
@@ -70,13 +72,16 @@ class OpenAiBackend:
         body = {**_body_of(request), **self._extras()}
         idle_timeout_s = request.idle_timeout_s or self._idle_timeout_s
         with self._server.translating():
-            async with self._server.post("/v1/chat/completions", body, idle_timeout_s=idle_timeout_s) as response:
+            async with self._server.post(self._chat_path, body, idle_timeout_s=idle_timeout_s) as response:
                 if _is_stream(response):
                     await self._read_stream(response, answer)
                 else:
                     answer.take_whole(self._server.object_of(await read_text(response), response.status_code))
         if answer.assembly.finish_reason is None or not answer.is_done:
             raise StreamBroken(f"The answer of {self.url} ended before it was whole. Try again.", server=self.url)
+
+    def _check_answer(self, request: ChatRequest, assembly: Assembly) -> None:
+        """Refuse an answer that is not from what was asked. Called for each chunk, before anybody hears of it."""
 
     def _extras(self) -> Json:
         """Fields that only this kind of server knows."""
@@ -139,6 +144,7 @@ class _Answer:
     """An answer as it grows, with its times."""
 
     on_delta: OnDelta | None
+    check: Callable[[Assembly], None]
     assembly: Assembly = field(default_factory=Assembly)
     is_done: bool = False
     started: float = field(default_factory=time.perf_counter)
@@ -153,6 +159,7 @@ class _Answer:
         self.is_done = True
 
     def _tell(self, delta: Delta | None) -> None:
+        self.check(self.assembly)
         if self.first_token_ms is None and self.assembly.has_begun:
             self.first_token_ms = self._elapsed_ms()
         if delta is not None and self.on_delta is not None:
