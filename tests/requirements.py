@@ -68,6 +68,15 @@ REQUIRED: Mapping[str, str] = {
     "llm.garbage": "A server that sends garbage, half a stream or no answer ends the run with a reason, inside its budgets.",
     "llm.detect": "A server on a usual port is found, and something else on that port is not taken for one.",
     "llm.none": "Without a server and without a local model a run fails in seconds and says what to do.",
+    # the cards
+    "cards.read": "What a machine tells of its cards is read, each figure with its source (S15).",
+    "cards.unknown": "What a machine does not tell of a card is unknown, never zero, and no error (S15).",
+    "cards.processes": "Who holds a card is told by process, each open file counted once (S15).",
+    "cards.match": "A configured card is found by address, node, place or name, and a miss says what there is (S15).",
+    "cards.poll": "Changes of the cards' memory are told, and a driver that hangs holds up nothing (S15).",
+    # decisions by a small question
+    "decision.bounded": "A decision is asked of a resident model under a schema, a batch lease and a time, or not at all (S19).",
+    "decision.logged": "Each decision leaves one row, and recording it neither fails nor delays it (S19).",
     # tools
     "tool.at_most_once": "A tool call that may not be repeated runs at most once, whatever crashes, and the model is told.",
     "tool.layers": "A tool outside an agent's servers or list is denied by the layer that holds it.",
