@@ -153,7 +153,7 @@ def test_links_that_lead_round_or_nowhere_are_a_card_of_which_nothing_is_known(t
 
 
 @covers("cards.unknown")
-def test_a_file_that_may_not_be_read_is_a_note_and_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_can_not_be_read_is_a_note_and_reading_is_bounded(tmp_path: Path) -> None:
     files = Files()
     (tmp_path / "odd").mkdir()
     (tmp_path / "long").write_text("x" * 200_000)

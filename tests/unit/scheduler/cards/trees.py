@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,3 +113,23 @@ AMD_FILES = {
     "max_link_width": "16",
     "power/runtime_status": "active",
 }
+
+
+@contextmanager
+def unprivileged() -> Iterator[Path]:
+    """A folder that every user may enter; pytest's own are for one user."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Without root's right to read everything; for other users nothing changes."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
