@@ -104,6 +104,15 @@ REQUIRED: Mapping[str, str] = {
     "order.model_in_use": "A model that is loading or answering is never replaced.",
     "order.deterministic": "The same facts lead to the same decisions.",
     "order.places": "Whoever waits is told its position, the holder, and why it waits.",
+    # the cards
+    "cards.read": "What a machine tells of its cards is read, each figure with its source (S15).",
+    "cards.unknown": "What a machine does not tell of a card is unknown, never zero, and no error (S15).",
+    "cards.processes": "Who holds a card is told by process, each open file counted once (S15).",
+    "cards.match": "A configured card is found by address, node, place or name, and a miss says what there is (S15).",
+    "cards.poll": "Changes of the cards' memory are told, and a driver that hangs holds up nothing (S15).",
+    # decisions by a small question
+    "decision.bounded": "A decision is asked of a resident model under a schema, a batch lease and a time, or not at all (S19).",
+    "decision.logged": "Each decision leaves one row, and recording it neither fails nor delays it (S19).",
     # tools
     "tool.at_most_once": "A tool call that may not be repeated runs at most once, whatever crashes, and the model is told.",
     "tool.layers": "A tool outside an agent's servers or list is denied by the layer that holds it.",
