@@ -18,6 +18,7 @@ from shared.section import Section, from_json
 class CardSettings(Section):
     """A GPU. Without a size there is no arithmetic on it: the backend's own limit decides."""
 
+    device: str | None = None  # which hardware it is, by PCI address, DRM node, place or name, or `auto`; None: a card elsewhere
     size_mib: PositiveInt | None = None
     reserve_mib: NonNegativeInt = 0  # never planned with: display, drivers
 

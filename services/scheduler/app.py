@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
 from services.scheduler import capabilities, managed, slot_checks
+from services.scheduler.arbiter.commands import MeasureCard
 from services.scheduler.backends.choose import choose
 from services.scheduler.backends.faults import BackendFault
-from services.scheduler.calls import Calls, Slot
+from services.scheduler.calls import Calls
+from services.scheduler.cards.machine import Machine
+from services.scheduler.cards.matching import Configured
+from services.scheduler.cards.telemetry import Measured, Telemetry
 from services.scheduler.counter import Counter
 from services.scheduler.live import Live
 from services.scheduler.office import Office
+from services.scheduler.ordering.desk import Desk
+from services.scheduler.ordering.slots import Slot as Place
+from services.scheduler.run_leases import RunLeases
 from services.scheduler.slots import catalogue
+from services.scheduler.turns import LeasedSlots, OneSlot, Slot, Turns
 from shared import process, rpc, subjects
 from shared.clock import SystemClock
+from shared.config import Settings
 from shared.eventlog import NatsEventLog
 from shared.events import run, tool
 from shared.inbox import NatsInbox
@@ -25,46 +36,102 @@ from shared.process import Process
 logger = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Where calls are answered, and the arbiter over it."""
+
+    office: Office
+    leases: RunLeases
+    slots: dict[str, Slot]
+    turns: Turns
+
+    @property
+    def first(self) -> Slot:
+        """The slot that a call goes to when it names none."""
+        return next((self.slots[name] for name in self.office.known.order if name in self.slots), next(iter(self.slots.values())))
+
+
 async def main(own: Process) -> None:
-    inference = own.settings.inference
-    key = inference.api_key.get_secret_value() if inference.api_key else None
-    backend = await choose(inference.url, inference.kind, key)
-    slot = Slot("primary", backend, inference.concurrency, inference.idle_timeout_s, inference.model)
-
-    async def slots(_: dict[str, object]) -> dict[str, object]:
-        health = await backend.healthy()
-        row = {"name": slot.name, "backend": backend.name, "state": health.state, "reason": health.reason, "waiting": slot.waiting}
-        return {"slots": [row], "at": time.time()}
-
-    async def profile(ask: dict[str, object]) -> dict[str, object]:
-        name = str(ask.get("model") or slot.model or "")
-        if not name:
-            try:
-                name = next((model.id for model in await backend.models()), "")
-            except BackendFault as fault:
-                logger.warning("models_unknown", reason=fault.message)
-        known = capabilities.profile(name, inference.turns)
-        return {"model": known.model, "guided": known.guided, "source": known.source}
-
-    for problem in slot_checks.problems(own.settings.scheduler):
+    settings = own.settings.scheduler
+    for problem in slot_checks.problems(settings):
         logger.warning("slot_setting", problem=str(problem))
-    servers = await managed.servers(own.settings.scheduler)
-    office = Office(own.log, catalogue(own.settings.scheduler), servers, SystemClock(), own.settings.scheduler.lease_sweep_s)
-    calls = Calls(own.log, slot, Live(own.bus))
+    floor = await compose(own.settings, own.log)
+    calls = Calls(own.log, floor.turns, Live(own.bus))
     inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),), poisoned=calls.give_up)
-    await rpc.serve(own.bus, "scheduler", {"slots": slots, "profile": profile, **Counter(office).verbs})
+    await rpc.serve(own.bus, "scheduler", {**_verbs(floor, own.settings.inference.turns), **Counter(floor.office).verbs})
     after = await own.log.last_seq()
     server = await process.serve_health(own)
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(office.run())
+            tasks.create_task(floor.office.run())
+            tasks.create_task(floor.leases.keep())
+            if any(each.device for each in settings.cards.values()):
+                tasks.create_task(_telemetry(own.settings, floor.office).run())
             tasks.create_task(calls.watch_ends(after=after))
             tasks.create_task(read_ahead(own.log, after=after))
             tasks.create_task(inbox.run(calls.handle))
     finally:
-        await backend.close()
+        for slot in floor.slots.values():
+            await slot.backend.close()
         if server is not None:
             server.close()
+
+
+async def compose(settings: Settings, log: NatsEventLog) -> Floor:
+    """The configured slots; without any, one for the inference server that was found or named."""
+    inference, chosen = settings.inference, settings.scheduler
+    servers = await managed.servers(chosen)
+    office = Office(log, catalogue(chosen), servers, SystemClock(), chosen.lease_sweep_s)
+    leases = RunLeases(office, log)
+    if servers:
+        slots = {
+            name: Slot(name, server.backend, chosen.slots[name].concurrency, inference.idle_timeout_s) for name, server in servers.items()
+        }
+        desk = Desk([Place(name, slot.concurrency) for name, slot in slots.items()])
+        return Floor(office, leases, slots, LeasedSlots(office, leases, slots, desk, time.monotonic))
+    key = inference.api_key.get_secret_value() if inference.api_key else None
+    backend = await choose(inference.url, inference.kind, key)
+    only = Slot("primary", backend, inference.concurrency, inference.idle_timeout_s, inference.model)
+    return Floor(office, leases, {only.name: only}, OneSlot(only))
+
+
+def _verbs(floor: Floor, turns: capabilities.Turns) -> dict[str, Any]:
+    async def slots(_: dict[str, object]) -> dict[str, object]:
+        rows: list[dict[str, object]] = []
+        for slot in floor.slots.values():
+            health = await slot.backend.healthy()
+            rows.append(
+                {
+                    "name": slot.name,
+                    "backend": slot.backend.name,
+                    "state": health.state,
+                    "reason": health.reason,
+                    "waiting": floor.turns.waiting(slot.name),
+                }
+            )
+        return {"slots": rows, "at": time.time()}
+
+    async def profile(ask: dict[str, object]) -> dict[str, object]:
+        slot = floor.slots.get(str(ask.get("slot") or "")) or floor.first
+        name = str(ask.get("model") or slot.model or "")
+        if not name:
+            try:
+                name = next((model.id for model in await slot.backend.models()), "")
+            except BackendFault as fault:
+                logger.warning("models_unknown", reason=fault.message)
+        known = capabilities.profile(name, turns)
+        return {"model": known.model, "guided": known.guided, "source": known.source}
+
+    return {"slots": slots, "profile": profile}
+
+
+def _telemetry(settings: Settings, office: Office) -> Telemetry:
+    async def measured(card: Measured) -> None:
+        if card.used_mib is not None:
+            await office.do(MeasureCard(card.card, card.used_mib, card.size_mib))
+
+    cards = [Configured(name, each.device, each.size_mib) for name, each in settings.scheduler.cards.items()]
+    return Telemetry(Machine(), cards, measured, SystemClock())
 
 
 async def read_ahead(log: NatsEventLog, *, after: int) -> None:

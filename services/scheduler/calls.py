@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from services.scheduler import answers, retries
-from services.scheduler.backends.base import Backend, ChatReply, ChatRequest, Delta
+from services.scheduler.backends.base import ChatReply, ChatRequest, Delta
 from services.scheduler.backends.faults import BackendFault
+from services.scheduler.turns import Turn, Turns
 from shared import subjects, telemetry
 from shared.aggregate import Decider, Deciders
 from shared.ends import Ends
@@ -43,41 +44,11 @@ class PromptCache(OrderedDict[int, list[Message]]):
 
 
 @dataclass
-class Slot:
-    """One inference server, and how many calls it takes at a time."""
-
-    name: str
-    backend: Backend
-    concurrency: int
-    idle_timeout_s: float
-    model: str | None = None
-    waiting: int = 0
-    _free: asyncio.Semaphore = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._free = asyncio.Semaphore(self.concurrency)
-
-    @property
-    def is_busy(self) -> bool:
-        return self._free.locked()
-
-    async def take(self) -> None:
-        self.waiting += 1
-        try:
-            await self._free.acquire()
-        finally:
-            self.waiting -= 1
-
-    def give_back(self) -> None:
-        self._free.release()
-
-
-@dataclass
 class Calls:
     """The model calls of this process."""
 
     log: EventLog
-    slot: Slot
+    turns: Turns
     live: Live
     clock: Callable[[], float] = time.monotonic
     _deciders: Deciders = field(init=False)
@@ -124,7 +95,8 @@ class Calls:
 
     async def watch_ends(self, *, after: int) -> None:
         """Stop the calls of runs that were interrupted or have ended; never returns."""
-        await self._ends.watch(after=after)
+        async with asyncio.TaskGroup() as forgetting:
+            await self._ends.watch(after=after, forget=lambda run_id: forgetting.create_task(self.turns.forget(run_id)))
 
 
 @dataclass
@@ -148,28 +120,23 @@ class Call:
             return self._failed("llm.cancelled", "the run was stopped", "", began)
 
     async def _through_the_slot(self, began: float) -> Event:
-        slot = self.calls.slot
-        if slot.is_busy:
-            position = slot.waiting + 1
-            reason = f"{slot.name} takes {slot.concurrency} call{'s' if slot.concurrency > 1 else ''} at a time"
-            await self._record(LlmQueued(call_id=self.request.call_id, position=position, reason=reason))
-        await slot.take()
-        try:
+        async with self.calls.turns.turn(self.fact, self.request, self._queued) as turn:
             queued_ms = (self.calls.clock() - began) * 1000
-            reply = await self._attempts(began)
-        finally:
-            slot.give_back()
+            reply = await self._attempts(began, turn)
         read = answers.read(self.fact.scope, self.request, self.prompt, reply)
         return read.model_copy(
-            update={"slot": slot.name, "queued_ms": queued_ms, "prompt_sha256": hashlib.sha256(self.prompt.as_bytes()).hexdigest()}
+            update={"slot": turn.slot.name, "queued_ms": queued_ms, "prompt_sha256": hashlib.sha256(self.prompt.as_bytes()).hexdigest()}
         )
 
-    async def _attempts(self, began: float) -> ChatReply:
+    async def _queued(self, position: int, reason: str) -> None:
+        await self._record(LlmQueued(call_id=self.request.call_id, position=position, reason=reason))
+
+    async def _attempts(self, began: float, turn: Turn) -> ChatReply:
         attempt = 1
         while True:
             left_s = self.request.timeout_s - (self.calls.clock() - began)
             try:
-                return await self._attempt(attempt, max(left_s, 0.001))
+                return await self._attempt(attempt, max(left_s, 0.001), turn)
             except BackendFault as fault:
                 again = retries.after_failure(fault, attempt, left_s)
                 if again is None:
@@ -179,10 +146,9 @@ class Call:
                     await self._record(LlmRetried(call_id=self.request.call_id, code=fault.code, reason=fault.message))
                 await asyncio.sleep(again.pause_s)
 
-    async def _attempt(self, attempt: int, left_s: float) -> ChatReply:
+    async def _attempt(self, attempt: int, left_s: float, turn: Turn) -> ChatReply:
         """Ask the backend. That the call was sent is recorded while it runs: the call need not wait for it."""
-        slot, sampling = self.calls.slot, self.request.sampling
-        model = self.request.model or slot.model
+        slot, model, sampling = turn.slot, turn.model, self.request.sampling
         dispatched = LlmDispatched(call_id=self.request.call_id, slot=slot.name, model=model or "", attempt=attempt)
         recorded = asyncio.create_task(self._record(dispatched))
         try:

@@ -1,4 +1,4 @@
-"""The configured slots' servers as the arbiter sees them."""
+"""The configured slots' servers as the arbiter sees them: their management where they have one, else what they list."""
 
 from __future__ import annotations
 
@@ -6,40 +6,38 @@ from dataclasses import dataclass
 
 from services.scheduler.arbiter.commands import Seen
 from services.scheduler.backends.base import Backend
-from services.scheduler.backends.choose import choose
-from services.scheduler.office import Server
-from shared.errors import Fault
+from services.scheduler.backends.choose import choose, manage
+from services.scheduler.backends.faults import NotManaged
+from services.scheduler.backends.management import Management
 from shared.scheduler_settings import SchedulerSettings
 
 
-class CannotManage(Fault):
-    """This kind of server can't be told to load or unload a model."""
-
-    code = "slot.cannot_manage"
-
-
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A server without management: what it lists is what it holds."""
+class SlotServer:
+    """One slot's server. One without management is seen as holding all that it lists: nothing can be done about it anyway."""
 
-    slot: str
     backend: Backend
+    management: Management
 
     async def listing(self) -> tuple[Seen, ...]:
-        return tuple(Seen(each.id, "loaded", context_tokens=each.context) for each in await self.backend.models())
+        try:
+            rows = await self.management.listing()
+        except NotManaged:
+            return tuple(Seen(each.id, "loaded", context_tokens=each.context) for each in await self.backend.models())
+        return tuple(Seen(row.id, row.state, row.mib, row.context_tokens) for row in rows)
 
     async def load(self, model: str, context_tokens: int | None) -> None:
-        raise CannotManage(f"{model} can't be loaded: the server of slot {self.slot} is not one that loads on request", slot=self.slot)
+        await self.management.load(model, context_tokens)
 
     async def unload(self, model: str, instance: str | None) -> None:
-        raise CannotManage(f"{model} can't be unloaded: the server of slot {self.slot} is not one that unloads on request", slot=self.slot)
+        await self.management.unload(model, instance)
 
 
-async def servers(settings: SchedulerSettings) -> dict[str, Server]:
+async def servers(settings: SchedulerSettings) -> dict[str, SlotServer]:
     """By slot. A slot without a URL has none, and its state stays unknown."""
-    found: dict[str, Server] = {}
+    found: dict[str, SlotServer] = {}
     for name, slot in settings.slots.items():
         if slot.url is not None:
             key = slot.api_key.get_secret_value() if slot.api_key else None
-            found[name] = Listed(name, await choose(slot.url, slot.kind, key))
+            found[name] = SlotServer(await choose(slot.url, slot.kind, key), manage(slot.url, slot.kind, api_key=key))
     return found

@@ -35,6 +35,7 @@ from shared.clock import Clock
 from shared.errors import Conflict, Fault
 from shared.eventlog import EventLog, Write
 from shared.events.envelope import Event, Fact
+from shared.events.model import ModelLoadFailed
 
 DOMAINS = ("lease", "model", "card")
 PROBE_S = 5.0
@@ -81,11 +82,15 @@ class Office:
     told: list[Told] = field(default_factory=list[Told])
     probes: Probes = field(default_factory=Probes)
     answering: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict[tuple[str, str], int](int))
+    ready: asyncio.Event = field(default_factory=asyncio.Event)  # the log was read
+    failures: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])  # why a model last failed to load
+    changes: int = 0  # counted so that whoever waits for something to move misses nothing
     state: State = field(init=False)
     _seqs: dict[str, int] = field(default_factory=dict[str, int])
     _last: int = 0
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
+    _observers: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     _work: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     def __post_init__(self) -> None:
@@ -111,8 +116,9 @@ class Office:
                     continue
                 self.state = after
                 break
-        self._moved.set()
+        self.failures |= {(fact.slot, fact.model): fact.reason for fact in facts if isinstance(fact, ModelLoadFailed)}
         self._carry_out(facts)
+        self._has_moved()
         return facts
 
     async def _store(self, facts: Sequence[Event]) -> None:
@@ -138,6 +144,21 @@ class Office:
         facts.sort(key=lambda fact: fact.seq)
         self._note(facts)
         self.state = fold(self.state, (fact.event for fact in facts))
+
+    def _has_moved(self) -> None:
+        self.changes += 1
+        self._moved.set()
+        observers, self._observers = self._observers, set()
+        for observer in observers:
+            if not observer.done():
+                observer.set_result(None)
+
+    async def changed_since(self, count: int) -> None:
+        """Wait until `changes` is beyond `count`."""
+        while self.changes <= count:
+            observer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._observers.add(observer)
+            await observer
 
     # ---- carry out
 
@@ -198,7 +219,7 @@ class Office:
             yield
         finally:
             self.answering[slot, model] -= 1
-            self._moved.set()  # somebody may wait for it to fall silent
+            self._has_moved()  # somebody may wait for it to fall silent
 
     # ---- time
 
@@ -206,6 +227,7 @@ class Office:
         """Begin where the log left off, then probe and sweep; never returns."""
         async with self._lock:
             await self._catch_up()
+        self.ready.set()
         try:
             await asyncio.gather(*(self.probe(slot) for slot in self.servers))
             for effect in owed(self.state):

@@ -16,7 +16,8 @@ from services.orchestrator.dispatch import Orchestrator, work
 from services.orchestrator.durable.verify import verify
 from services.orchestrator.topologies import TOPOLOGIES
 from services.scheduler.backends.base import Delta
-from services.scheduler.calls import Calls, Slot
+from services.scheduler.calls import Calls
+from services.scheduler.turns import OneSlot, Slot
 from services.tools.router import Router
 from services.tools.servers import workspace
 from services.tools.servers.base import Ports, catalogue
@@ -111,7 +112,7 @@ class RealWorld:
         servers = [workspace.build(Ports(runtime=NoRuntime())), probe_server(self.folder / "effects.txt")]
         specs = await catalogue(servers)
         self.backends.append(ScriptedBackend(WORK))
-        calls = Calls(log, Slot("primary", self.backends[-1], 4, 60.0), nobody_watches)
+        calls = Calls(log, OneSlot(Slot("primary", self.backends[-1], 4, 60.0)), nobody_watches)
 
         async def abandon(_call_id: str) -> None:
             return None

@@ -18,8 +18,9 @@ from pydantic import Field
 from services.orchestrator.dispatch import Orchestrator, work
 from services.orchestrator.topologies import TOPOLOGIES
 from services.scheduler.backends.base import ChatReply, ChatRequest, Health, ModelInfo, OnDelta
-from services.scheduler.calls import Calls, Slot
+from services.scheduler.calls import Calls
 from services.scheduler.dialects.calls import NativeCall
+from services.scheduler.turns import OneSlot, Slot
 from services.tools.app import verbs
 from services.tools.router import Router
 from services.tools.servers import workspace
@@ -152,7 +153,7 @@ class World:
         specs = await catalogue(servers)
         backend = ScriptedBackend(self.turns)
         self.backends.append(backend)
-        calls = Calls(self.log, Slot("primary", backend, 4, 60.0), lambda *_: None)
+        calls = Calls(self.log, OneSlot(Slot("primary", backend, 4, 60.0)), lambda *_: None)
 
         async def abandon(call_id: str) -> None:
             return None

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from services.scheduler.backends.base import ChatReply, ChatRequest, Delta, Health, ModelInfo, OnDelta
-from services.scheduler.calls import Calls, Slot
+from services.scheduler.calls import Calls
+from services.scheduler.turns import OneSlot, Slot
 from shared.events import run
 from shared.events.content import BlobRef, Pins
 from shared.events.envelope import Fact
@@ -69,7 +70,7 @@ def nobody_watches(_run_id: str, _call_id: str, _delta: Delta) -> None:
 
 
 def calls_of(log: MemoryLog, backend: Backend) -> Calls:
-    return Calls(log, Slot("primary", backend, 1, 60.0), nobody_watches)
+    return Calls(log, OneSlot(Slot("primary", backend, 1, 60.0)), nobody_watches)
 
 
 def types(log: MemoryLog) -> list[str]:

@@ -14,9 +14,10 @@ import pytest
 from services.scheduler.arbiter import fold
 from services.scheduler.arbiter.commands import BadRequest, Command, EndRun, Release, RequestLease, Seen
 from services.scheduler.arbiter.state import State
+from services.scheduler.backends.faults import StateUnknown
 from services.scheduler.counter import Counter
 from services.scheduler.invariants import violations
-from services.scheduler.office import Office, StateUnknown
+from services.scheduler.office import Office
 from services.scheduler.slots import catalogue
 from shared.errors import BadInput, Fault
 from shared.events.lease import Priority
