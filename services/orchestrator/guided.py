@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 
 from services.orchestrator import actions, guidance
 from services.orchestrator.actions import Action, Tool
@@ -35,6 +36,7 @@ class Guide:
     progress: Progress
     done: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])  # actions, with the workspace's age
     barred: set[str] = field(default_factory=set[str])
+    kept_whole: set[str] = field(default_factory=set[str])  # files that a rewriting would have emptied: a second one may
     changes: int = 0
     looked: bool = False
     unreadable: int = 0
@@ -132,13 +134,21 @@ def _edits_by_rewriting(guide: Guide) -> bool:
 async def _act(run: Run, guide: Guide, action: Action) -> None:
     tool = guide.tool(action.tool)
     arguments = dict(action.arguments)
-    if tool is not None and tool.name == "edit_file" and "old" not in arguments:
-        await _rewrite(run, guide, str(arguments.get("path", "")))
+    path = str(arguments.get("path", ""))
+    if tool is not None and ((tool.name == "edit_file" and "old" not in arguments) or _replaces(guide, tool, path)):
+        await _rewrite(run, guide, path)
         return
     guide.done.add((action.key, guide.changes))
     if tool is not None and tool.long_text:
-        arguments[tool.long_text] = await _new_text(run, guide, tool.long_text, str(arguments.get("path", "")))
+        arguments[tool.long_text] = await _new_text(run, guide, tool.long_text, path)
     await _call(run, guide, action.tool, arguments)
+
+
+def _replaces(guide: Guide, tool: Tool, path: str) -> bool:
+    """Whether a small file that it did not make would be written anew: what is not shown beside the question is lost."""
+    old = guide.progress.texts.get(path)
+    is_its_own = path in guide.agent.view.changed or path in guide.kept_whole
+    return tool.long_text is not None and old is not None and guidance.is_small(old) and not is_its_own
 
 
 async def _call(run: Run, guide: Guide, name: str, arguments: dict[str, object], remark: str = "") -> None:
@@ -183,8 +193,8 @@ def _changed_by(fact: Fact, guide: Guide) -> list[str]:
 async def _new_text(run: Run, guide: Guide, what: str, path: str) -> str:
     """The long text of an action, outside of JSON: quotes and newlines are where small models break it."""
     ask = f"Now give the whole {what} of {path} in one fenced code block, nothing else."
-    if not guidance.is_code(path):
-        ask += " A path is only the path, a number only the number: no line numbers, no explanation."
+    if PurePosixPath(path).suffix in ("", ".txt"):  # where a bare answer goes; prose and data have a form of their own
+        ask += " Where a path is asked for, give only the path; where a number, only the number."
     if path in guide.agent.view.filled and path not in guide.progress.texts:
         ask += f" It holds now:\n{await _shown(run, guide, path, NAMED_SHOWN)}"
     return await _text_for(run, guide, f"{ask} It must hold just what the request asks for it: {guide.progress.request}")
@@ -201,6 +211,7 @@ async def _rewrite(run: Run, guide: Guide, path: str) -> None:
     new = await _text_for(run, guide, ask)
     if new.strip() == old.strip() or len(new) < len(old) / 2:
         guide.barred.add("edit_file")
+        guide.kept_whole.add(path)
         guide.progress = replace(guide.progress, failed=True)
         why = "is still the same: nothing was changed" if new.strip() == old.strip() else "would lose most of its content; it is unchanged"
         await guide.agent.talk.say(run, "unchanged", "user", f"{path} {why}. {guidance.next_step(guide.progress, None, None)}")

@@ -65,6 +65,23 @@ async def test_an_action_given_in_place_of_a_files_content_is_not_written_into_t
     assert (tmp_path / "ws/1/notes.txt").read_text() == "one two three\n"
 
 
+@covers("model.guided")
+async def test_a_file_that_was_there_is_shown_beside_the_question_and_not_emptied_by_a_careless_answer(tmp_path: Path) -> None:
+    old = "[web]\nport = 1\n[database]\nport = 2\n[mail]\nport = 3\n"
+    (tmp_path / "ws/1").mkdir(parents=True)
+    (tmp_path / "ws/1/a.ini").write_text(old)
+    write, new = '{"tool":"write_file","path":"a.ini"}', old.replace("port = 2", "port = 5")
+    turns = [Turn(content=turn) for turn in (write, "```\nport = 5\n", write, f"```\n{new}```", DONE, DONE)]
+    world = World(tmp_path, turns, template=TEAM, message="In a.ini set the port of the database to 5.")
+    await world.submit()
+    await world.live()
+    assert isinstance(world.terminal.event, run.RunCompleted)
+    assert (tmp_path / "ws/1/a.ini").read_text() == new
+    said = [fact.event.content for fact in world.log.facts if isinstance(fact.event, run.MessageAdded)]
+    assert any(text.startswith("Now give the whole new content of a.ini") and old.strip() in text for text in said)
+    assert any("would lose most of its content" in text for text in said)
+
+
 async def test_answers_that_are_no_action_are_sent_back_and_then_fail_the_run(tmp_path: Path) -> None:
     world = await guided(tmp_path, "I would write a file.")
     assert isinstance(world.terminal.event, run.RunFailed)
