@@ -112,8 +112,6 @@ REQUIRED: Mapping[str, str] = {
     "cards.match": "A configured card is found by address, node, place or name, and a miss says what there is (S15).",
     "cards.poll": "Changes of the cards' memory are told, and a driver that hangs holds up nothing (S15).",
     # decisions by a small question
-    "decision.bounded": "A decision is asked of a resident model under a schema, a batch lease and a time, or not at all (S19).",
-    "decision.logged": "Each decision leaves one row, and recording it neither fails nor delays it (S19).",
     # tools
     "tool.at_most_once": "A tool call that may not be repeated runs at most once, whatever crashes, and the model is told.",
     "tool.layers": "A tool outside an agent's servers or list is denied by the layer that holds it.",
