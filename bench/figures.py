@@ -145,7 +145,7 @@ FIGURES: tuple[Figure, ...] = (
         "ordering_decisions_per_s",
         "ordering",
         "1/s",
-        "decisions of the dispatch order, with the simulation around them",
+        "decisions of the dispatch order per second of CPU, with folding and simulation around them",
         20000.0,
         "floor_ordering_decisions_per_s",
         "",

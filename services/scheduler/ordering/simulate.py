@@ -44,6 +44,7 @@ class Outcome:
     makespan_s: float  # until the last answer
     waits_s: tuple[float, ...]  # ascending
     decisions: tuple[tuple[float, Decision], ...] = field(repr=False)
+    asked: int = 0  # how often there was something to decide, also where the answer was "nothing now"
 
     @property
     def mean_wait_s(self) -> float:
@@ -69,7 +70,7 @@ def simulate(arrivals: Sequence[Arrival], policy: Policy = fair, *, concurrency:
     run.to_the_end()
     if len(run.desk.waiting):
         raise ValueError(f"the policy leaves {len(run.desk.waiting)} calls waiting for ever")
-    return Outcome(run.swaps, run.now_s, tuple(sorted(run.waits_s)), tuple(run.decisions))
+    return Outcome(run.swaps, run.now_s, tuple(sorted(run.waits_s)), tuple(run.decisions), run.asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class _Run:
 
     def __init__(self, arrivals: Sequence[Arrival], policy: Policy, concurrency: int, load_s: float) -> None:
         self.desk = Desk([Slot(SLOT, concurrency)], policy, Estimates(load=Mean(load_s)))
-        self.now_s, self.swaps, self._load_s = 0.0, 0, load_s
+        self.now_s, self.swaps, self.asked, self._load_s = 0.0, 0, 0, load_s
         self.waits_s: list[float] = []
         self.decisions: list[tuple[float, Decision]] = []
         self._events: list[tuple[float, int, _Asked | _Answered | _Loaded | None]] = []
@@ -134,7 +135,9 @@ class _Run:
                 pass
 
     def _decide(self, now_s: float) -> None:
+        self.asked += 1
         while (decision := self.desk.decide(SLOT, now_s)) is not None:
+            self.asked += 1
             self.decisions.append((now_s, decision))
             self.desk.follow(decision, now_s)
             match decision:
