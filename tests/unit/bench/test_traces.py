@@ -51,7 +51,7 @@ def test_a_named_folder_without_arrivals_is_refused(tmp_path: Path, monkeypatch:
 def test_the_targets_hold_for_the_median_of_made_arrivals(kind: str) -> None:
     """A single trace says little: a swap more of thirty, or one long wait of plain grouping more or less, is chance."""
     for slots in (1, 4):
-        ours, _ = compared([(traces.made(kind, seed), slots) for seed in range(1, 6)])
+        ours, _ = compared([(traces.made(kind, seed), slots) for seed in (1, 2, 3)])
         middle = {figure: median(each.values()) for figure, each in ours.items()}
         assert middle["swaps_vs_grouped"] <= 1.05
         assert middle.get("max_wait_vs_grouped", 0.0) <= 0.9
