@@ -108,13 +108,20 @@ class Bus:
 
 
 def delivery_of(reply: str) -> tuple[int, int]:
-    """Of a message that a consumer delivered, by where its acknowledgement goes: its sequence in the stream, and the how-manieth delivery.
+    """Of a message that a consumer delivered: its sequence in the stream, and the how-manieth delivery."""
+    attempt, seq, _, _ = numbers_in(reply)
+    return seq, attempt
+
+
+def numbers_in(reply: str) -> tuple[int, int, int, int]:
+    """Where a delivered message's acknowledgement goes says: the how-manieth delivery, its sequence in the stream, the consumer's own
+    number of it, and how many more matched.
 
     The client's own reader of it makes a date and three objects for each message.
     """
     tokens = reply.split(".")
     at = 4 if len(tokens) == 9 else 6  # two more tokens in front where the server has JetStream domains
-    return int(tokens[at + 1]), int(tokens[at])
+    return int(tokens[at]), int(tokens[at + 1]), int(tokens[at + 2]), int(tokens[at + 4])
 
 
 async def connect(url: str, name: str, *, timeout_s: float = 30.0) -> Bus:

@@ -32,7 +32,7 @@ MESSAGES = (PLAIN, WITH_HEADERS)
 log = structlog.get_logger()
 
 Take = Callable[[Msg], None]
-"""Takes in a message, at once and without waiting. What it raises is a bug, and ends the connection's reading."""
+"""Takes in a message, at once and without waiting. What it raises is a bug, which is logged, and the message is lost."""
 
 
 class ConnectionLost(nats.errors.Error):
@@ -100,7 +100,7 @@ class LeanClient(Client):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Msg] = loop.create_future()
         self._asked[token] = answer
-        timer = loop.call_later(timeout, _expire, answer)
+        timer = loop.call_later(timeout, expire, answer)
         try:
             await self.publish(subject, payload, reply=self._answers_at + token, headers=headers)
             return await answer
@@ -250,6 +250,7 @@ def _number(digits: bytes) -> int:
         raise nats.errors.ProtocolError from error
 
 
-def _expire(answer: asyncio.Future[Msg]) -> None:
+def expire(answer: asyncio.Future[Any]) -> None:
+    """End a wait whose time is over."""
     if not answer.done():
         answer.set_exception(nats.errors.TimeoutError())

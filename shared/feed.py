@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import nats.errors
 from nats.aio.msg import Msg
 
 from shared import subjects
-from shared.bus import Bus, JetStreamError
-from shared.client import ConnectionLost, Tap
+from shared.bus import Bus, JetStreamError, numbers_in
+from shared.client import ConnectionLost, Tap, expire
 from shared.errors import LogUnavailable
 from shared.ids import new_id
 
@@ -115,9 +114,7 @@ class Feed:
             self._wake.set_result(None)
 
     def _take_in(self, message: Msg) -> None:
-        tokens = message.reply.split(".")
-        at = 4 if len(tokens) == 9 else 6  # two more in front where the server has JetStream domains
-        seq, number, pending = int(tokens[at + 1]), int(tokens[at + 2]), int(tokens[at + 4])
+        _, seq, number, pending = numbers_in(message.reply)
         if number != self._delivered + 1:
             self._broken = self._broken or f"message {self._delivered + 1} is missing before {number}"
         if not self._broken:
@@ -144,7 +141,7 @@ class Feed:
         loop = asyncio.get_running_loop()
         wake = self._wake = loop.create_future()
         self.bus.link.waiting.add(wake)
-        timer = loop.call_later(SILENCE_S, _give_up, wake)
+        timer = loop.call_later(SILENCE_S, expire, wake)
         try:
             await wake
         except (ConnectionLost, TimeoutError) as error:
@@ -153,8 +150,3 @@ class Feed:
             timer.cancel()
             self.bus.link.waiting.discard(wake)
             self._wake = None
-
-
-def _give_up(wake: asyncio.Future[None]) -> None:
-    if not wake.done():
-        wake.set_exception(nats.errors.TimeoutError())

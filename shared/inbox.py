@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from shared import subjects
 from shared.bus import Bus, JetStreamError, delivery_of
 from shared.errors import Fault, LogUnavailable, Verdict
-from shared.eventlog import EventLog
+from shared.eventlog import EventLog, read_together
 from shared.events.envelope import Fact, decode, subject_of
 
 logger = structlog.get_logger()
@@ -125,11 +125,11 @@ class NatsInbox:
             if not info.get("num_ack_pending"):
                 return
             floor, delivered = int(info["ack_floor"]["stream_seq"]), int(info["delivered"]["stream_seq"])
-            handed_out = [fact for each in self.filters for fact in await self.log.read(each, after=floor) if fact.seq <= delivered]
+            handed_out = [fact for fact in await read_together(self.log, *self.filters, after=floor) if fact.seq <= delivered]
         except (JetStreamError, LogUnavailable, ValueError) as error:  # ValueError: one of them cannot be read
             logger.warning("recovery_left_to_redelivery", durable=self.durable, error=str(error))
             return
-        for fact in sorted(handed_out, key=lambda fact: fact.seq):
+        for fact in handed_out:
             if fact.seq not in self._active and fact.seq not in self._done:
                 self._start(Delivery(fact, recovered=True), None, handler)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +10,7 @@ from aetherium.cli.gateway import finish
 from aetherium.cli.log import nats_url
 from aetherium.cli.options import DataDir, Json
 from aetherium.cli.queue import asked, show
-from aetherium.launcher.stack import base_environ
+from aetherium.cli.service import run_module
 from shared.errors import BadInput
 
 What = Annotated[str, typer.Argument(metavar="[verify]", help="verify: check them all in the log; exit code 1 where a rule is broken.")]
@@ -25,17 +23,7 @@ def register(app: typer.Typer) -> None:
 def leases(what: What = "", data_dir: DataDir = None, as_json: Json = False) -> None:
     """Show who holds a lease, or verify every lease that there ever was."""
     if what == "verify":
-        # The rules are the scheduler's, asked in a process of its own: the command line imports no service.
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "services.scheduler.leases_verify",
-            "--nats",
-            nats_url(data_dir),
-            *(["--json"] if as_json else []),
-        ]
-        raise typer.Exit(subprocess.run(command, env=base_environ(), check=False).returncode)
+        raise typer.Exit(run_module("services.scheduler.leases_verify", "--nats", nats_url(data_dir), as_json=as_json))
     if what:
         raise BadInput(f"{what!r} is nothing that can be done with leases: use 'verify' or nothing", field="verify")
     found = finish(asked("leases", data_dir))

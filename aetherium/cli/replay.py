@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +13,7 @@ from aetherium import export
 from aetherium.cli.gateway import finish
 from aetherium.cli.log import event_log, nats_url
 from aetherium.cli.options import DataDir, Json
-from aetherium.launcher.stack import base_environ
+from aetherium.cli.service import run_module
 from shared import subjects
 from shared.errors import BadInput, NotFound
 from shared.events.envelope import Fact
@@ -54,10 +52,8 @@ async def _read(prefix: str, data_dir: Path | None) -> list[Fact]:
 
 
 def _verify(run_id: str | None, file: Path | None, data_dir: Path | None, as_json: bool) -> int:
-    """The orchestrator's code is asked in a process of its own: the command line imports no service."""
     what = ["--file", str(file)] if file else ["--run", finish(_whole_id(run_id or "", data_dir)), "--nats", nats_url(data_dir)]
-    command = [sys.executable, "-P", "-m", "services.orchestrator.verify", *what, *(["--json"] if as_json else [])]
-    return subprocess.run(command, env=base_environ(), check=False).returncode
+    return run_module("services.orchestrator.verify", *what, as_json=as_json)
 
 
 async def _whole_id(prefix: str, data_dir: Path | None) -> str:

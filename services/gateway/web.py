@@ -24,7 +24,8 @@ def build(gateway: Gateway, missing: Ready = nothing_missing, *, version: str = 
         runs.reads(gateway),
         events.router(gateway),
         templates.router(gateway),
-        inference.router(gateway),
+        inference.leases(gateway),
+        inference.cards(gateway),
         language.API,
         health.router(missing),
     ):

@@ -6,15 +6,15 @@ A caller polls or waits: a request that must queue is answered at once with its 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from services.scheduler.arbiter import Lease, Notify, Status, explain, waiting
+from services.scheduler.arbiter import Lease, Status, explain, waiting
 from services.scheduler.arbiter.commands import HoldCard, Release, ReleaseHold, Renew, RequestLease, UnknownLease
 from services.scheduler.office import Office
 from shared.errors import BadInput
@@ -22,8 +22,8 @@ from shared.events.lease import Priority
 from shared.ids import derived_id, new_id
 from shared.lease_requests import MAX_WAIT_S, Ending, HoldEnding, HoldRequest, LeaseRef, LeaseRequest, Renewal, Request
 
-Ask = TypeVar("Ask", bound="Request")
-Verb = Mapping[str, Any]
+Ask = TypeVar("Ask", bound=Request)
+Json = Mapping[str, Any]
 
 
 @dataclass
@@ -31,12 +31,6 @@ class Counter:
     """Answers for the arbiter. `verbs` are served as `aetherium.rpc.scheduler.<verb>`."""
 
     office: Office
-    _waiting: defaultdict[str, set[asyncio.Future[None]]] = field(
-        default_factory=lambda: defaultdict[str, set[asyncio.Future[None]]](set[asyncio.Future[None]])
-    )
-
-    def __post_init__(self) -> None:
-        self.office.told.append(self._tell)
 
     @property
     def verbs(self) -> dict[str, Any]:
@@ -55,7 +49,7 @@ class Counter:
 
     # ---- leases
 
-    async def request(self, raw: Verb) -> Verb:
+    async def request(self, raw: Json) -> Json:
         """Ask for a slot. The same key gives the same lease; another request under it is refused."""
         asked = _read(LeaseRequest, raw)
         lease_id = derived_id("lease", asked.key) if asked.key else new_id()
@@ -76,31 +70,29 @@ class Counter:
         await self.office.do(command)
         return self._view(lease_id)
 
-    async def lease(self, raw: Verb) -> Verb:
+    async def lease(self, raw: Json) -> Json:
         """A lease as it is; with `waitS`, as soon as its state is another than `seen`."""
         asked = _read(LeaseRef, raw)
-        try:
+        with suppress(TimeoutError):  # nothing new: the caller asks again
             async with asyncio.timeout(min(asked.wait_s, MAX_WAIT_S)):
                 while self._view(asked.lease_id)["state"] == asked.seen:
-                    await self._news(asked.lease_id)
-        except TimeoutError:
-            pass  # nothing new: the caller asks again
+                    await self.office.changed_since(self.office.changes)
         return self._view(asked.lease_id)
 
-    async def renew(self, raw: Verb) -> Verb:
+    async def renew(self, raw: Json) -> Json:
         asked = _read(Renewal, raw)
         await self.office.do(Renew(asked.lease_id, _span(asked.ttl_s)))
         return self._view(asked.lease_id)
 
-    async def release(self, raw: Verb) -> Verb:
+    async def release(self, raw: Json) -> Json:
         asked = _read(Ending, raw)
         await self.office.do(Release(asked.lease_id, asked.reason))
         return self._view(asked.lease_id)
 
-    async def leases(self, _: Verb) -> Verb:
+    async def leases(self, _: Json) -> Json:
         return {"leases": [self._open_view(each) for each in self.office.state.leases()]}
 
-    async def queue(self, _: Verb) -> Verb:
+    async def queue(self, _: Json) -> Json:
         """Everybody who waits, card by card in the order in which they are served."""
         rows = waiting(self.office.state, self.office.answering)
         return {
@@ -122,11 +114,11 @@ class Counter:
 
     # ---- cards
 
-    async def cards(self, _: Verb) -> Verb:
+    async def cards(self, _: Json) -> Json:
         state = self.office.state
         return {"cards": [self._card(name) for name in sorted(state.catalogue.cards)]}
 
-    def _card(self, name: str) -> Verb:
+    def _card(self, name: str) -> Json:
         state = self.office.state
         card, on = state.catalogue.cards[name], state.card(name)
         slots = [self._slot(spec.name) for spec in state.catalogue.on_card(name)]
@@ -140,7 +132,7 @@ class Counter:
             "holds": holds,
         }
 
-    def _slot(self, name: str) -> Verb:
+    def _slot(self, name: str) -> Json:
         slot = self.office.state.slot(name)
         models = [
             {"model": each.name, "state": each.state, "mib": each.mib, "contextTokens": each.context_tokens, "ours": each.ours}
@@ -149,7 +141,7 @@ class Counter:
         state = "down" if name in self.office.probes.down else "known" if slot.known else "unknown"
         return {"slot": name, "state": state, "reason": "" if slot.known else slot.reason, "models": models}
 
-    async def models(self, _: Verb) -> Verb:
+    async def models(self, _: Json) -> Json:
         """What each slot lists, and whether it is there."""
         state = self.office.state
         rows = [
@@ -160,13 +152,13 @@ class Counter:
         ]
         return {"models": rows}
 
-    async def hold(self, raw: Verb) -> Verb:
+    async def hold(self, raw: Json) -> Json:
         asked = _read(HoldRequest, raw)
         hold_id = asked.hold_id or new_id()
         await self.office.do(HoldCard(hold_id, asked.holder, asked.card, asked.reason, _span(asked.ttl_s)))
         return {"holdId": hold_id, **self._card(asked.card)}
 
-    async def release_hold(self, raw: Verb) -> Verb:
+    async def release_hold(self, raw: Json) -> Json:
         asked = _read(HoldEnding, raw)
         await self.office.do(ReleaseHold(asked.hold_id, asked.reason))
         return {"holdId": asked.hold_id, "state": "released"}
@@ -208,23 +200,6 @@ class Counter:
             view |= {"position": why.position, "code": why.code, "reason": why.reason, "waitsFor": list(why.waits_for)}
         return view
 
-    # ---- who waits
-
-    def _tell(self, notice: Notify) -> None:
-        for waiter in self._waiting.pop(notice.lease_id, set()):
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _news(self, lease_id: str) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[lease_id].add(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiting[lease_id].discard(waiter)
-            if not self._waiting[lease_id]:
-                del self._waiting[lease_id]
-
 
 def _about(lease_id: str, holder: str, priority: Priority, slot: str, card: str) -> dict[str, Any]:
     return {"leaseId": lease_id, "holder": holder, "priority": str(priority), "slot": slot, "card": card}
@@ -234,7 +209,7 @@ def _span(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
 
-def _read(kind: type[Ask], raw: Verb) -> Ask:
+def _read(kind: type[Ask], raw: Json) -> Ask:
     """
     Raises:
         BadInput: a field is missing, unknown or wrong; it is named.

@@ -14,7 +14,7 @@ from services.scheduler.invariants import violations
 from shared import config, subjects, telemetry
 from shared.bus import connect
 from shared.config import TelemetrySettings
-from shared.eventlog import NatsEventLog
+from shared.eventlog import NatsEventLog, read_together
 from shared.events.envelope import Fact
 
 DOMAINS = ("lease", "model", "card", "llm")
@@ -40,11 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _facts(url: str) -> list[Fact]:
     bus = await connect(url, "leases-verify", timeout_s=5.0)
     try:
-        log = NatsEventLog(bus, "leases-verify")
-        facts = [fact for domain in DOMAINS for fact in await log.read(subjects.of_domain(domain))]
+        return await read_together(NatsEventLog(bus, "leases-verify"), *map(subjects.of_domain, DOMAINS))
     finally:
         await bus.close()
-    return sorted(facts, key=lambda fact: fact.seq)
 
 
 if __name__ == "__main__":

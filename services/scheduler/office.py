@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
 import structlog
@@ -33,7 +34,7 @@ from services.scheduler.slots import Catalogue
 from shared import subjects
 from shared.clock import Clock
 from shared.errors import Conflict, Fault
-from shared.eventlog import EventLog, Write
+from shared.eventlog import EventLog, Write, read_together
 from shared.events.envelope import Event, Fact
 from shared.events.model import ModelLoadFailed
 
@@ -67,9 +68,6 @@ class Server(Protocol):
     async def unload(self, model: str, instance: str | None) -> None: ...
 
 
-Told = Callable[[Notify], None]
-
-
 @dataclass
 class Office:
     """The one arbiter of a box. `answering` counts the calls in flight by slot and model."""
@@ -79,7 +77,6 @@ class Office:
     servers: Mapping[str, Server]
     clock: Clock
     sweep_s: float = 5.0
-    told: list[Told] = field(default_factory=list[Told])
     probes: Probes = field(default_factory=Probes)
     answering: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict[tuple[str, str], int](int))
     ready: asyncio.Event = field(default_factory=asyncio.Event)  # the log was read
@@ -89,7 +86,6 @@ class Office:
     _seqs: dict[str, int] = field(default_factory=dict[str, int])
     _last: int = 0
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _moved: asyncio.Event = field(default_factory=asyncio.Event)
     _observers: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     _work: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
@@ -140,14 +136,12 @@ class Office:
 
     async def _catch_up(self) -> None:
         """Take in what the log holds beyond what is known here."""
-        facts = [fact for domain in DOMAINS for fact in await self.log.read(subjects.of_domain(domain), after=self._last)]
-        facts.sort(key=lambda fact: fact.seq)
+        facts = await read_together(self.log, *map(subjects.of_domain, DOMAINS), after=self._last)
         self._note(facts)
         self.state = fold(self.state, (fact.event for fact in facts))
 
     def _has_moved(self) -> None:
         self.changes += 1
-        self._moved.set()
         observers, self._observers = self._observers, set()
         for observer in observers:
             if not observer.done():
@@ -164,10 +158,7 @@ class Office:
 
     def _carry_out(self, facts: Sequence[Event]) -> None:
         for effect in effects(facts):
-            if isinstance(effect, Notify):
-                for tell in self.told:
-                    tell(effect)
-            else:
+            if not isinstance(effect, Notify):  # who waits for news of a lease sees the change
                 self._begin(effect)
 
     def _begin(self, effect: Load | Unload) -> None:
@@ -176,11 +167,9 @@ class Office:
         task.add_done_callback(self._work.discard)
 
     async def _load(self, wanted: Load) -> None:
-        server = self.servers[wanted.slot]
-        left_s = (wanted.deadline_at - self.clock.now()).total_seconds()
         try:
-            async with asyncio.timeout(max(left_s, 0.0)):
-                await server.load(wanted.model, wanted.context_tokens)
+            async with self._until(wanted.deadline_at):
+                await self.servers[wanted.slot].load(wanted.model, wanted.context_tokens)
         except TimeoutError:
             await self.do(FailLoad(wanted.slot, wanted.model, "timed_out", "the load did not end in time", unknown=True))
         except Fault as fault:
@@ -190,17 +179,18 @@ class Office:
             await self.do(FinishLoad(wanted.slot, wanted.model, await self._seen(wanted.slot)))
 
     async def _unload(self, wanted: Unload) -> None:
-        server = self.servers[wanted.slot]
-        left_s = (wanted.deadline_at - self.clock.now()).total_seconds()
         try:
-            async with asyncio.timeout(max(left_s, 0.0)):
-                await server.unload(wanted.model, wanted.instance)
+            async with self._until(wanted.deadline_at):
+                await self.servers[wanted.slot].unload(wanted.model, wanted.instance)
         except TimeoutError:
             await self.do(FailUnload(wanted.slot, wanted.model, "the unload did not end in time"))
         except Fault as fault:
             await self.do(FailUnload(wanted.slot, wanted.model, fault.message))
         else:
             await self.do(FinishUnload(wanted.slot, wanted.model, wanted.instance))
+
+    def _until(self, deadline_at: datetime) -> asyncio.Timeout:
+        return asyncio.timeout(max((deadline_at - self.clock.now()).total_seconds(), 0.0))
 
     async def _seen(self, slot: str) -> tuple[Seen, ...] | None:
         try:
@@ -259,11 +249,11 @@ class Office:
 
     async def _sweep(self) -> None:
         while True:
-            self._moved.clear()
+            before = self.changes
             await self.do(Sweep())
             due = next_at(self.state, self.clock.now())
             left_s = self.sweep_s if due is None else min(self.sweep_s, (due - self.clock.now()).total_seconds())
-            waiting = asyncio.create_task(self._moved.wait())
+            waiting = asyncio.create_task(self.changed_since(before))
             sleeping = asyncio.create_task(self.clock.sleep(max(left_s, SETTLE_S)))
             await asyncio.wait({waiting, sleeping}, return_when=asyncio.FIRST_COMPLETED)
             for task in (waiting, sleeping):

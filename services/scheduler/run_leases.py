@@ -6,13 +6,12 @@ the desk decides. A run that names none takes what is loaded, and loads nothing.
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 import structlog
 
-from services.scheduler.arbiter import Notify, Status
+from services.scheduler.arbiter import Status
 from services.scheduler.arbiter.commands import EndRun, LeaseEnded, Renew, RequestLease, UnknownLease
 from services.scheduler.backends.faults import BackendFault
 from services.scheduler.office import Office
@@ -40,10 +39,6 @@ class RunLeases:
     _asked: defaultdict[str, dict[tuple[str, str], int]] = field(
         default_factory=lambda: defaultdict[str, dict[tuple[str, str], int]](dict[tuple[str, str], int])
     )
-    _waiting: dict[str, set[asyncio.Future[None]]] = field(default_factory=dict[str, "set[asyncio.Future[None]]"])
-
-    def __post_init__(self) -> None:
-        self.office.told.append(self._tell)
 
     async def take(self, run_id: str, slot: str, model: str, *, loads: bool) -> str:
         """The run's lease there, once it is granted. `loads` False: the model is there, and nothing is loaded for it (S12).
@@ -75,19 +70,13 @@ class RunLeases:
 
     async def _granted(self, lease_id: str) -> None:
         while True:
+            before = self.office.changes
             found, ended = self.office.state.lease(lease_id), self.office.state.ending(lease_id)
             if found is not None and found.status is Status.GRANTED:
                 return
             if ended is not None:
                 raise LeaseRefused(f"the lease on {ended.asked.slot} was {ended.how}: {ended.reason}", slot=ended.asked.slot)
-            news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(lease_id, set()).add(news)
-            await news
-
-    def _tell(self, notice: Notify) -> None:
-        for news in self._waiting.pop(notice.lease_id, set()):
-            if not news.done():
-                news.set_result(None)
+            await self.office.changed_since(before)
 
     async def end(self, run_id: str) -> None:
         """The run is over, however it ended."""

@@ -5,6 +5,7 @@ The scheduler's arbiter decides; this hands requests to it. `docs/inference.md` 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -33,38 +34,38 @@ KINDS: dict[str, type[Fault]] = {
 }
 
 
-def router(gateway: Gateway) -> APIRouter:
-    api = APIRouter(tags=["inference"], prefix="/api/inference")
-    limit = gateway.policy.max_body_bytes
+async def _ask(gateway: Gateway, verb: str, **fields: Any) -> dict[str, Any]:
+    """The arbiter's answer; what it refuses is a fault of this API."""
+    try:
+        return await gateway.arbiter.ask(verb, {name: value for name, value in fields.items() if value is not None})
+    except RemoteFault as fault:
+        kind = KINDS.get(fault.remote_code)
+        if kind is None:
+            raise
+        raise kind(fault.message, **fault.details) from fault
 
-    async def ask(verb: str, **fields: Any) -> dict[str, Any]:
-        try:
-            return await gateway.arbiter.ask(verb, {name: value for name, value in fields.items() if value is not None})
-        except RemoteFault as fault:
-            kind = KINDS.get(fault.remote_code)
-            if kind is None:
-                raise
-            raise kind(fault.message, **fault.details) from fault
 
-    @api.post("/leases", status_code=201, openapi_extra=example_of(LeaseRequest))
+def leases(gateway: Gateway) -> APIRouter:
+    api = APIRouter(tags=["inference"], prefix="/api/inference/leases")
+    limit, ask = gateway.policy.max_body_bytes, partial(_ask, gateway)
+
+    @api.post("", status_code=201, openapi_extra=example_of(LeaseRequest))
     async def request_lease(request: Request, idempotency_key: Key = None) -> Response:
         """Ask for a slot: 201 when it is granted, 202 with its place when it waits, 409 with the reason when it is refused."""
         asked = await body.read(request, LeaseRequest, limit=limit)
         if idempotency_key:
             asked = asked.model_copy(update={"key": idempotency_key})
-        view = await ask(
-            "lease_request", **asked.model_dump(mode="json", by_alias=True, exclude_unset=True) | ({"key": asked.key} if asked.key else {})
-        )
+        view = await ask("lease_request", **asked.model_dump(mode="json", by_alias=True, exclude_unset=True))
         if view["state"] == REFUSED:
             raise LeaseRefused(view["reason"], leaseId=view["leaseId"])
         return Response(orjson.dumps(view), OPEN.get(view["state"], 202), media_type="application/json")
 
-    @api.get("/leases")
+    @api.get("")
     async def list_leases() -> dict[str, Any]:
         """All leases that are waiting or live."""
         return await ask("leases")
 
-    @api.get("/leases/{leaseId}")
+    @api.get("/{leaseId}")
     async def get_lease(
         lease_id: LeaseId,
         wait_s: WaitS = 0.0,
@@ -73,17 +74,24 @@ def router(gateway: Gateway) -> APIRouter:
         """A lease as it is. With `waitS` and `seen`: as soon as its state is another, such as `release_wanted`."""
         return await ask("lease", **LeaseRef(lease_id=lease_id, wait_s=wait_s, seen=seen).model_dump(by_alias=True))
 
-    @api.post("/leases/{leaseId}/renew", openapi_extra=example_of(Renewal))
+    @api.post("/{leaseId}/renew", openapi_extra=example_of(Renewal))
     async def renew_lease(request: Request, lease_id: LeaseId) -> dict[str, Any]:
         """Say that the holder is alive: the lease lasts for another `ttlS`."""
         asked = await body.read(request, Renewal, limit=limit, optional=True)
         return await ask("lease_renew", leaseId=lease_id, ttlS=asked.ttl_s)
 
-    @api.delete("/leases/{leaseId}")
+    @api.delete("/{leaseId}")
     async def release_lease(request: Request, lease_id: LeaseId) -> dict[str, Any]:
         """Give a lease back, or leave the queue."""
         asked = await body.read(request, Ending, limit=limit, optional=True)
         return await ask("lease_release", leaseId=lease_id, reason=asked.reason)
+
+    return api
+
+
+def cards(gateway: Gateway) -> APIRouter:
+    api = APIRouter(tags=["inference"], prefix="/api/inference")
+    limit, ask = gateway.policy.max_body_bytes, partial(_ask, gateway)
 
     @api.get("/queue")
     async def queue() -> dict[str, Any]:
@@ -91,7 +99,7 @@ def router(gateway: Gateway) -> APIRouter:
         return await ask("queue")
 
     @api.get("/cards")
-    async def cards() -> dict[str, Any]:
+    async def list_cards() -> dict[str, Any]:
         """Each card: its size, what is on it, and who holds it."""
         return await ask("cards")
 
