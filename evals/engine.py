@@ -33,6 +33,7 @@ class Target:
 
     client: GatewayClient
     model: Model
+    nats: str | None = None  # where its log is, if that is known
 
 
 @asynccontextmanager
@@ -49,14 +50,14 @@ async def target(settings: Settings, url: str | None, progress: Progress, *, scr
         _want_a_model(found)
         progress.say(f"measuring the engine at {address(settings, url)}")
         async with GatewayClient(address(settings, url), token) as client:
-            yield Target(client, found)
+            yield Target(client, found, running.urls.get("nats") if running else None)
         return
     async with stack.running(settings, scripted=scripted) as engine:
         _want_a_model(engine.plan.model)
         await _ready(engine, progress)
         try:
             async with GatewayClient(engine.plan.urls["gateway"], token) as client:
-                yield Target(client, engine.plan.model)
+                yield Target(client, engine.plan.model, engine.plan.urls.get("nats"))
         finally:
             progress.say("stopping the engine")
 

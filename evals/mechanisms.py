@@ -1,18 +1,14 @@
-"""What the engine does to help small models, each with how it is switched off for a run. One line a mechanism."""
+"""What the engine does to help small models, as the command line names it: the fields of a template's `features`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from shared.errors import BadInput
+from shared.template import Features
 
-OFF: Mapping[str, Mapping[str, Any]] = {
-    # name: the fields of a template's `features` that switch it off
-    "constrained_turns": {"constrained_turns": "never"},
-    "hold_to_request": {"hold_to_request": False},
-    "reask": {"reask": False},
-}
+NAMES: tuple[str, ...] = tuple(Features.model_fields)
 
 
 def named(names: Iterable[str]) -> tuple[str, ...]:
@@ -22,13 +18,13 @@ def named(names: Iterable[str]) -> tuple[str, ...]:
         BadInput: one does not exist.
     """
     asked = [part.strip().replace("-", "_") for name in names for part in name.split(",") if part.strip()]
-    wanted = tuple(dict.fromkeys(each for name in asked for each in (OFF if name == "all" else (name,))))
-    unknown = [name for name in wanted if name not in OFF]
+    wanted = tuple(dict.fromkeys(each for name in asked for each in (NAMES if name == "all" else (name,))))
+    unknown = [name for name in wanted if name not in NAMES]
     if unknown:
-        raise BadInput(f"no mechanism {unknown[0]!r}. Known: {', '.join(OFF)}, or all", field="without")
+        raise BadInput(f"no mechanism {unknown[0]!r}. Known: {', '.join(NAMES)}, or all", field="without")
     return wanted
 
 
 def switched_off(names: Iterable[str]) -> dict[str, Any]:
     """The `features` of a run without these mechanisms."""
-    return {field: value for name in names for field, value in OFF[name].items()}
+    return {name: Features.off(name) for name in names}

@@ -67,6 +67,7 @@ class Result(BaseModel):
     completion_tokens: int = 0
     seconds: float = 0.0
     run_guid: str = ""
+    carried: bool = False  # the main series' result: its run's code, executed again without the mechanism, does the same
 
     @property
     def why(self) -> str:

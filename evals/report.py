@@ -162,9 +162,24 @@ def _sums(series: Series) -> str:
 
 def _worth(report: Report) -> str:
     """What each mechanism adds: the passes with it and without it, and the tasks that make the difference."""
-    head = ("mechanism", "passed with it", "passed without it", "worth", "only with it", "only without it", "median s with/without")
+    head = (
+        "mechanism",
+        "passed with it",
+        "passed without it",
+        "worth",
+        "only with it",
+        "only without it",
+        "changed the run of",
+        "median s with/without",
+    )
     table = _table(head, [_worth_row(report.main, each) for each in report.ablation])
-    return f"## What each mechanism is worth\n\n{table}\n\nSmall numbers: a difference of one or two attempts means little."
+    remarks = "Small numbers: a difference of one or two attempts means little."
+    if any(each.carried for series in report.ablation for each in series.results):
+        remarks += (
+            " A run in which a mechanism changes nothing was not made again: its code was executed against its log without the"
+            " mechanism and asked for the same all the way."
+        )
+    return f"## What each mechanism is worth\n\n{table}\n\n{remarks}"
 
 
 def _worth_row(main: Series, series: Series) -> tuple[str, ...]:
@@ -180,6 +195,7 @@ def _worth_row(main: Series, series: Series) -> tuple[str, ...]:
         f"{same.passes - series.passes:+d}",
         ", ".join(sorted({task for task, _ in gained})),
         ", ".join(sorted({task for task, _ in lost})),
+        f"{sum(not each.carried for each in series.results)} of {len(series.results)}",
         "/".join(seconds),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import orjson
@@ -46,11 +47,41 @@ class Node(Part):
 
 
 class Features(Part):
-    """What helps small models, switchable per template."""
+    """What helps small models, switchable per template and run; from `text_apart` on in guided turns only."""
 
-    constrained_turns: Literal["auto", "always", "never"] = "auto"
+    constrained_turns: Literal["auto", "always", "never"] = "auto"  # one action a turn, under a schema; auto: as the model needs it
     hold_to_request: bool = True  # files that the message asks for are owed
     reask: bool = True  # a turn that calls no tool although one is due is asked once more
+    files_listed: bool = True  # the first message lists the workspace
+    text_apart: bool = True  # a file's content is asked for in a turn of its own, outside of JSON
+    gated_finish: bool = True  # the end is offered only where nothing owed is missing
+    narrowed_paths: bool = True  # tools and paths that could not help now are not offered
+    repeats_barred: bool = True  # what was just done in the same state is not done again
+    named_shown: bool = True  # the files that the request names are shown before the first turn
+    changes_shown: bool = True  # what a command made of files is shown after it
+    next_step_named: bool = True  # each result comes with what to do next
+    form_checked: bool = True  # a made file that is broken by its kind is sent back
+    edits_rewrite: bool = True  # a small file is edited by giving it anew, with its old content beside the question
+    looked_over: bool = True  # what was made is shown beside the request before the first finish counts
+
+    @classmethod
+    def off(cls, name: str) -> bool | str:
+        """The value of a field that switches it off.
+
+        Raises:
+            BadInput: there is no such field.
+        """
+        if name not in cls.model_fields:
+            raise BadInput(f"no mechanism {name!r}. Known: {', '.join(cls.model_fields)}", field="features")
+        return "never" if name == "constrained_turns" else False
+
+    def without(self, names: Iterable[str]) -> Features:
+        """These, with some switched off.
+
+        Raises:
+            BadInput: there is no such field.
+        """
+        return self.model_copy(update={name: self.off(name) for name in names})
 
 
 class Template(Part):

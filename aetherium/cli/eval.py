@@ -21,7 +21,7 @@ from shared.config import Settings
 from shared.errors import Fault
 
 RESULTS = Path(report.__file__).parent / "results"
-OFF = ", ".join(mechanisms.OFF)
+OFF = ", ".join(mechanisms.NAMES)
 
 Tasks = Annotated[list[str] | None, typer.Argument(help="The tasks. Default: all of the folder.")]
 Folder = Annotated[Path, typer.Option("--dir", help="The folder of the tasks.", exists=True, file_okay=False)]
@@ -98,7 +98,8 @@ async def _evaluate(
     """The report, and what stopped the evaluation before its end; what was measured until then is in the report."""
     this = asyncio.current_task()
     assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    for each in (signal.SIGTERM, signal.SIGINT):  # a shell starts what runs in the background with SIGINT ignored, and Python keeps that
+        asyncio.get_running_loop().add_signal_handler(each, this.cancel)
     evaluation = None
     try:
         async with engine.target(settings, url, progress, scripted=script or False) as measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,9 @@ from shared.runstate import RunState, fold
 
 RunIdOrNone = Annotated[str | None, typer.Argument(metavar="RUN", help="The run's id, or as much of it as is unique.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Execute the run's code again against the log; exit code 1 where it differs.")]
+Without = Annotated[
+    list[str] | None, typer.Option("--without", help="With --verify: with a feature switched off, to see whether it changed anything.")
+]
 At = Annotated[int | None, typer.Option("--at", help="Show the run as it was at this sequence.", min=1)]
 File = Annotated[Path | None, typer.Option("--file", help="Read an exported run instead of the engine's log.", exists=True, dir_okay=False)]
 
@@ -31,13 +35,21 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    run_id: RunIdOrNone = None, verify: Verify = False, at: At = None, file: File = None, data_dir: DataDir = None, as_json: Json = False
+    run_id: RunIdOrNone = None,
+    verify: Verify = False,
+    without: Without = None,
+    at: At = None,
+    file: File = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Read a run again from its log: all of it, as it was at one fact, or to verify that its code would do the same."""
     if (run_id is None) == (file is None):
         raise BadInput("give RUN, or --file with an exported run", field="RUN")
+    if without and not verify:
+        raise BadInput("say --verify too: it is what runs the code again", field="without")
     if verify:
-        raise typer.Exit(_verify(run_id, file, data_dir, as_json))
+        raise typer.Exit(_verify(run_id, file, data_dir, without or (), as_json))
     facts = export.facts(file.read_bytes().splitlines(), str(file)) if file else finish(_read(run_id or "", data_dir))
     if at is None:
         typer.echo(_listed(facts, as_json))
@@ -51,9 +63,10 @@ async def _read(prefix: str, data_dir: Path | None) -> list[Fact]:
         return await log.read(subjects.of_run(await export.find(log, prefix)))
 
 
-def _verify(run_id: str | None, file: Path | None, data_dir: Path | None, as_json: bool) -> int:
+def _verify(run_id: str | None, file: Path | None, data_dir: Path | None, without: Sequence[str], as_json: bool) -> int:
     what = ["--file", str(file)] if file else ["--run", finish(_whole_id(run_id or "", data_dir)), "--nats", nats_url(data_dir)]
-    return run_module("services.orchestrator.verify", *what, as_json=as_json)
+    off = [part for name in without for part in ("--without", name.replace("-", "_"))]
+    return run_module("services.orchestrator.verify", *what, *off, as_json=as_json)
 
 
 async def _whole_id(prefix: str, data_dir: Path | None) -> str:

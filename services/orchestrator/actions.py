@@ -26,7 +26,7 @@ _SHORT: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": 160}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as guided turns see it: the arguments of an action, and the one that is asked for by itself."""
+    """A tool as guided turns see it: the arguments of an action, and the one that holds a long text."""
 
     name: str
     description: str
@@ -38,6 +38,11 @@ class Tool:
     def path(self) -> str | None:
         """The argument that names a file, if there is one."""
         return "path" if "path" in self.arguments else None
+
+    @property
+    def asked_apart(self) -> str | None:
+        """The long text, where it is asked for in a turn of its own."""
+        return None if self.long_text in self.arguments else self.long_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +62,12 @@ class Action:
         return str(self.arguments.get("reply", "")) if self.tool == FINISH else None
 
 
-def tools_of(schemas: Iterable[Mapping[str, Any]]) -> tuple[Tool, ...]:
+def tools_of(schemas: Iterable[Mapping[str, Any]], *, text_apart: bool = True) -> tuple[Tool, ...]:
     """Tools from their OpenAI schemas; only required arguments are asked of a small model."""
-    return tuple(_tool(schema["function"]) for schema in schemas)
+    return tuple(_tool(schema["function"], text_apart=text_apart) for schema in schemas)
 
 
-def _tool(function: Mapping[str, Any]) -> Tool:
+def _tool(function: Mapping[str, Any], *, text_apart: bool) -> Tool:
     parameters = cast(dict[str, Any], function["parameters"])
     required = cast(list[str], parameters.get("required", []))
     properties = {name: cast(dict[str, Any], parameters["properties"][name]) for name in required}
@@ -71,7 +76,7 @@ def _tool(function: Mapping[str, Any]) -> Tool:
     return Tool(
         name=function["name"],
         description=function["description"],
-        arguments={name: schema for name, schema in properties.items() if name != long_text},
+        arguments={name: schema for name, schema in properties.items() if not text_apart or name != long_text},
         long_text=long_text,
         command=by_format.get(COMMAND),
     )
@@ -82,7 +87,7 @@ def introduction(tools: Sequence[Tool]) -> str:
     lines = ["Call one tool per turn. Answer with one JSON object:"]
     for tool in tools:
         example = orjson.dumps({"tool": tool.name, **{name: "..." for name in tool.arguments}}).decode()
-        more = f" You are asked for its {tool.long_text} next." if tool.long_text else ""
+        more = f" You are asked for its {tool.asked_apart} next." if tool.asked_apart else ""
         lines.append(f"{example} {tool.description}{more}")
     lines.append('{"tool":"finish","reply":"..."} Ends the job, only when all of it is done.')
     if any(tool.command for tool in tools):
@@ -123,7 +128,8 @@ def _options(tool: Tool, narrow: Mapping[str, Sequence[str]], path_only: bool) -
 def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
     if schema.get("type") != "string":
         return {key: value for key, value in schema.items() if key in ("type", "items", "enum", "properties", "required")}
-    return {"type": "string"} if schema.get("format") == COMMAND or schema.get("maxLength", 0) > 200 else dict(_SHORT)
+    is_long = schema.get("format") in (COMMAND, LONG_TEXT) or schema.get("maxLength", 0) > 200
+    return {"type": "string"} if is_long else dict(_SHORT)
 
 
 def _object(tool: str, arguments: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

@@ -39,10 +39,11 @@ async def begin(run: Run, node: Node, offer: Offer, system: str, task: str) -> A
     """Open an agent's conversation: system prompt, then the task with the files that are there."""
     agent = Agent(node, offer, Conversation(node, offer), task)
     agent.view = await _look(run, node, offer)
-    if run.template.features.hold_to_request:
+    features = run.template.features
+    if features.hold_to_request:
         agent.owes = owed.owed_by(task, node.required_output, agent.view.files)
     await agent.talk.say(run, "system", "system", system)
-    listing = f"\n\n{workspace_view.as_text(agent.view)}" if "list_files" in offer.names else ""
+    listing = f"\n\n{workspace_view.as_text(agent.view)}" if features.files_listed and "list_files" in offer.names else ""
     await agent.talk.say(run, "task", "user", f"{task}{listing}")
     return agent
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
-from services.orchestrator import lint, owed
+from services.orchestrator import lint, owed, promises
 from services.orchestrator.actions import Tool
 from services.orchestrator.workspace_view import WorkspaceView
 
@@ -25,6 +25,8 @@ _CHANGES = re.compile(
     re.IGNORECASE,
 )
 _RUNS = re.compile(r"\b(run|execute|running|executing|shell|command|bash|terminal)\b", re.IGNORECASE)
+_ANSWER = re.compile(r"\banswer\b", re.IGNORECASE)
+_COUNTS = re.compile(r"\b(how (?:many|much|often|long)|count|sum|total|average|number of)\b", re.IGNORECASE)
 _TESTED = re.compile(r"\btests?\b.*\bpass\b|\bpass\b.*\btests?\b|\bpytest\b", re.IGNORECASE | re.DOTALL)
 _TESTING = re.compile(r"pytest|unittest|\btest", re.IGNORECASE)
 _KEEP = re.compile(r"(?:do not|don't|never|without)\s+(?:chang|modif|edit|touch)\w*\s+([^.;]*\.\w+[^.;]*)", re.IGNORECASE)
@@ -50,6 +52,8 @@ class Progress:
     texts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(dict[str, str]()))
     was_empty: bool = True  # the workspace, at the start
     has_shell: bool = False
+    form_checked: bool = True  # a file that is broken by its kind counts as not done
+    excused: frozenset[str] = frozenset()  # broken promises that it was told of in vain
     inspected: bool = False  # something of the workspace was shown, read, searched or run
     ran: bool = False  # a command succeeded since code was last written
     tested: bool = False  # so did a command that runs tests
@@ -77,9 +81,13 @@ class Progress:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong, by the kind of file, with what it made."""
-        made = [name for name in self.view.written if name in self.texts]
-        return [fault for name in made if (fault := lint.fault_in(name, self.texts[name]))]
+        """What is wrong, by the kind of file and by what the request says of it, with what it made."""
+        made = [(name, self.texts[name]) for name in self.view.written if name in self.texts] if self.form_checked else []
+        return [fault for name, text in made if (fault := lint.fault_in(name, text) or self._broken_promise(name, text))]
+
+    def _broken_promise(self, name: str, text: str) -> str | None:
+        fault = promises.broken(self.request, name, text, self.view.files)
+        return None if fault in self.excused else fault
 
     @property
     def may_finish(self) -> bool:
@@ -92,7 +100,7 @@ class Progress:
         return replace(self, texts=MappingProxyType({**self.texts, path: text}))
 
 
-def started(request: str, owes: Sequence[str], view: WorkspaceView, *, has_shell: bool) -> Progress:
+def started(request: str, owes: Sequence[str], view: WorkspaceView, *, has_shell: bool, form_checked: bool = True) -> Progress:
     """The progress of a request at its start."""
     named = tuple(name for name in owed.named_files(request) if name in view.files or _by_basename(name, view))
     kept = _kept(request, named, owes_new=any(name not in named for name in owes))
@@ -100,7 +108,7 @@ def started(request: str, owes: Sequence[str], view: WorkspaceView, *, has_shell
     packages = [f"{name}/__init__.py" for name in _PACKAGE.findall(request) if f"{name}/__init__.py" not in view.files]
     owes = tuple(dict.fromkeys([*packages, *(name for name in owes if name not in named)]))
     real = tuple(dict.fromkeys(name if name in view.files else _by_basename(name, view) or name for name in named))
-    return Progress(request, owes, view, real, kept, was_empty=not view.files, has_shell=has_shell)
+    return Progress(request, owes, view, real, kept, was_empty=not view.files, has_shell=has_shell, form_checked=form_checked)
 
 
 def _kept(request: str, named: Sequence[str], *, owes_new: bool) -> frozenset[str]:
@@ -161,7 +169,17 @@ def useless(tools: Sequence[Tool], progress: Progress) -> set[str]:
     """Tools that could tell nothing new: the first message lists the files, and all of them were read."""
     unread = any(name not in progress.texts for name in progress.view.files)
     few = len(progress.view.files) <= MANY_FILES
-    return {tool.name for tool in tools if (tool.name == "list_files" and few) or (tool.name == "search_files" and not unread)}
+    names = {tool.name for tool in tools if (tool.name == "list_files" and few) or (tool.name == "search_files" and not unread)}
+    return names | ({tool.name for tool in tools if tool.command} if _is_answered_by_reading(progress) else set())
+
+
+def _is_answered_by_reading(progress: Progress) -> bool:
+    """Whether it is a question about small files that were shown: a command would only pick the wrong words out of them."""
+    request = progress.request
+    if not ("?" in request or _ANSWER.search(request)) or _RUNS.search(request) or _COUNTS.search(request) or progress.failed:
+        return False
+    shown = [progress.texts.get(name) for name in progress.named]
+    return bool(shown) and not progress.view.changed and all(text is not None and is_small(text) for text in shown)
 
 
 def next_step(progress: Progress, wrote: str | None, command: str | None) -> str:
@@ -170,7 +188,8 @@ def next_step(progress: Progress, wrote: str | None, command: str | None) -> str
         return _after_failure(progress, command)
     missing, data = progress.missing, [name for name in progress.missing if not is_code(name)]
     if progress.faults:
-        return f"Problem: {progress.faults[0]} Correct it with edit_file."
+        fault = progress.faults[0]
+        return f"Problem: {fault}" if " Run: " in fault else f"Problem: {fault} Correct it with edit_file."
     if wrote and not missing and progress.owes_tests and not progress.untouched:
         return "Now run the tests with run_shell: python3 -m pytest -q"
     if wrote and progress.owes_a_run and not any(is_code(name) for name in missing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -17,6 +18,7 @@ from shared.events.envelope import Fact
 from shared.events.llm import LlmCompleted
 from shared.events.tool import ToolCompleted
 from shared.ids import place_id
+from shared.template import Features
 from shared.transcript import message_of
 
 SHOWN = 500  # characters of a file that a call changed
@@ -24,6 +26,7 @@ NAMED_SHOWN = 1500  # characters of a file that the request names
 LOOKED_AT = 700  # characters of a file in the look before the end
 MAX_SHOWN = 4
 MAX_UNREADABLE = 3
+MAX_TOLD = 2
 STOP = ("\n```",)
 
 
@@ -34,15 +37,24 @@ class Guide:
     agent: Agent
     tools: tuple[Tool, ...]
     progress: Progress
+    features: Features
     done: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])  # actions, with the workspace's age
     barred: set[str] = field(default_factory=set[str])
     kept_whole: set[str] = field(default_factory=set[str])  # files that a rewriting would have emptied: a second one may
     changes: int = 0
     looked: bool = False
     unreadable: int = 0
+    told: Counter[str] = field(default_factory=Counter[str])  # faults of what it made, by how often it was told
 
     def tool(self, name: str) -> Tool | None:
         return next((tool for tool in self.tools if tool.name == name), None)
+
+    def excuse(self) -> None:
+        """Count the fault that is told now. A promise that it was told of twice is insisted on no more: it may be a wrong reading."""
+        for fault in self.progress.faults[:1]:
+            self.told[fault] += 1
+            if self.told[fault] > MAX_TOLD:
+                self.progress = replace(self.progress, excused=self.progress.excused | {fault})
 
     def see(self, fact: Fact) -> None:
         """Take in what a call did to the workspace."""
@@ -51,15 +63,17 @@ class Guide:
         self.progress = replace(self.progress, view=self.agent.view)
 
 
-def begin(agent: Agent, request: str) -> Guide:
-    tools = actions.tools_of(agent.offer.tools)
+def begin(agent: Agent, request: str, features: Features) -> Guide:
+    tools = actions.tools_of(agent.offer.tools, text_apart=features.text_apart)
     has_shell = any(tool.command for tool in tools)
-    return Guide(agent, tools, guidance.started(request, agent.owes, agent.view, has_shell=has_shell))
+    progress = guidance.started(request, agent.owes, agent.view, has_shell=has_shell, form_checked=features.form_checked)
+    return Guide(agent, tools, progress, features)
 
 
 async def show_named(run: Run, guide: Guide) -> None:
     """Show the files that the request names, before the first turn: they are what it is about."""
-    shown = [await _shown(run, guide, name, NAMED_SHOWN) for name in guide.progress.named[:MAX_SHOWN]]
+    named = guide.progress.named[:MAX_SHOWN] if guide.features.named_shown else ()
+    shown = [await _shown(run, guide, name, NAMED_SHOWN) for name in named]
     if guide.progress.owes_tests and any("test" in name for name in guide.agent.view.files):
         shown.append("Start with the tests: python3 -m pytest -q")
     if shown:
@@ -82,11 +96,11 @@ async def react(run: Run, guide: Guide, *, turns: int) -> str:
         if action is None:
             continue
         if action.reply is not None:
-            if guide.looked or not agent.view.changed:
+            if guide.looked or not agent.view.changed or not guide.features.looked_over:
                 return action.reply
             guide.looked = True
             await agent.talk.say(here, "look", "user", await _look(here, guide))
-        elif (action.key, guide.changes) in guide.done:
+        elif guide.features.repeats_barred and (action.key, guide.changes) in guide.done:
             guide.barred.add(action.tool)
             await agent.talk.say(here, "repeated", "user", "You just did exactly that; the result is the same. Do something else.")
         else:
@@ -104,12 +118,12 @@ async def one_action(run: Run, guide: Guide) -> None:
 
 async def _choose(run: Run, guide: Guide) -> Action | None:
     """The model's next action, sampled under the schema of what may be done now."""
-    progress = guide.progress
+    progress, features = guide.progress, guide.features
     schema = actions.action_schema(
         guide.tools,
-        may_finish=progress.may_finish,
-        barred=guide.barred | guidance.useless(guide.tools, progress),
-        narrow=guidance.paths_for(guide.tools, progress),
+        may_finish=progress.may_finish or not features.gated_finish,
+        barred=guide.barred | (guidance.useless(guide.tools, progress) if features.narrowed_paths else set()),
+        narrow=guidance.paths_for(guide.tools, progress) if features.narrowed_paths else None,
         path_only=frozenset({"edit_file"}) if _edits_by_rewriting(guide) else frozenset(),
     )
     answer = await guide.agent.talk.ask(run, "llm", guide.agent.turn, response_format=schema, tools=False)
@@ -128,7 +142,11 @@ async def _choose(run: Run, guide: Guide) -> Action | None:
 def _edits_by_rewriting(guide: Guide) -> bool:
     """A small model copies better than it quotes: as long as all files at hand are small, edits give them anew."""
     at_hand = guidance.paths_for(guide.tools, guide.progress).get("edit_file", [])
-    return guide.tool("write_file") is not None and all(guidance.is_small(guide.progress.texts[name]) for name in at_hand)
+    return (
+        guide.features.edits_rewrite
+        and guide.tool("write_file") is not None
+        and all(guidance.is_small(guide.progress.texts[name]) for name in at_hand)
+    )
 
 
 async def _act(run: Run, guide: Guide, action: Action) -> None:
@@ -139,14 +157,14 @@ async def _act(run: Run, guide: Guide, action: Action) -> None:
         await _rewrite(run, guide, path)
         return
     guide.done.add((action.key, guide.changes))
-    if tool is not None and tool.long_text:
-        arguments[tool.long_text] = await _new_text(run, guide, tool.long_text, path)
+    if tool is not None and tool.asked_apart:
+        arguments[tool.asked_apart] = await _new_text(run, guide, tool.asked_apart, path)
     await _call(run, guide, action.tool, arguments)
 
 
 def _replaces(guide: Guide, tool: Tool, path: str) -> bool:
     """Whether a small file that it did not make would be written anew: what is not shown beside the question is lost."""
-    old = guide.progress.texts.get(path)
+    old = guide.progress.texts.get(path) if guide.features.edits_rewrite else None
     is_its_own = path in guide.agent.view.changed or path in guide.kept_whole
     return tool.long_text is not None and old is not None and guidance.is_small(old) and not is_its_own
 
@@ -169,10 +187,12 @@ async def _call(run: Run, guide: Guide, name: str, arguments: dict[str, object],
         guide.progress = guide.progress.knows(path, str(message_of(fact)["content"]))
     _progress(guide, worked=worked, wrote=wrote, command=command, name=name)
     guide.barred.clear()
+    guide.excuse()
     shown = [remark] if remark else []
-    if not wrote and guide.changes > before:
+    if guide.features.changes_shown and not wrote and guide.changes > before:
         shown += [await _shown(run, guide, name, SHOWN) for name in _changed_by(fact, guide)[:MAX_SHOWN]]
-    await agent.talk.say(run, "next", "user", "\n".join([*shown, guidance.next_step(guide.progress, wrote, command)]))
+    shown.append(guidance.next_step(guide.progress, wrote, command) if guide.features.next_step_named else "Go on with the request.")
+    await agent.talk.say(run, "next", "user", "\n".join(shown))
 
 
 def _progress(guide: Guide, *, worked: bool, wrote: str | None, command: str | None, name: str) -> None:
@@ -202,6 +222,8 @@ async def _new_text(run: Run, guide: Guide, what: str, path: str) -> str:
 
 async def _rewrite(run: Run, guide: Guide, path: str) -> None:
     """Edit a small file by giving it anew; what was changed is told back as a difference."""
+    if path in guide.agent.view.files and path not in guide.progress.texts:
+        await _shown(run, guide, path, NAMED_SHOWN)
     old = guide.progress.texts.get(path, "")
     faults = " ".join(fault for fault in guide.progress.faults if fault.startswith(path))
     ask = (

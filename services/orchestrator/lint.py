@@ -7,8 +7,10 @@ under the next one must say the same.
 from __future__ import annotations
 
 import ast
+import csv
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 
@@ -43,9 +45,22 @@ def _python(text: str) -> str | None:
     return None
 
 
+def _csv(text: str) -> str | None:
+    try:
+        rows = [(number, row) for number, row in enumerate(csv.reader(text.splitlines()), 1) if row]
+    except csv.Error:
+        return None  # a value longer than the reader takes, or a NUL
+    for number, row in rows[1:]:
+        if len(row) != len(rows[0][1]):
+            return (
+                f"line {number} has {len(row)} values, the first line {len(rows[0][1])}: a value that holds a comma goes in double quotes."
+            )
+    return None
+
+
 def _markdown(text: str) -> str | None:
     lines = [line.strip() for line in _outside_fences(text) if line.strip()]
-    for line, after in zip(lines, [*lines[1:], "#"], strict=True):
+    for line, after in pairwise([*lines, "#"]):
         level, next_level = _heading_level(line), _heading_level(after)
         if level and next_level and next_level <= level:
             return f"has no text under the heading {line!r}."
@@ -69,4 +84,4 @@ def _heading_level(line: str) -> int:
     return marks if 0 < marks <= 6 else 0
 
 
-_CHECKS: dict[str, Callable[[str], str | None]] = {".json": _json, ".py": _python, ".md": _markdown}
+_CHECKS: dict[str, Callable[[str], str | None]] = {".json": _json, ".py": _python, ".md": _markdown, ".csv": _csv}

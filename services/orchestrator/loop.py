@@ -68,7 +68,7 @@ async def _send_back(run: Run, agent: Agent, problem: str) -> None:
     if not (run.template.features.reask and agent.sent_back == 1 and agent.offer.tools):
         await agent.talk.say(run, "sent-back", "user", problem)
         return
-    guide = guided.begin(agent, agent.task)
+    guide = guided.begin(agent, agent.task, run.template.features)
     await agent.talk.say(run, "sent-back", "user", f"{problem}\n{actions.introduction(guide.tools)}")
     await guided.one_action(run.at("reask"), guide)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.orchestrator import actions
 from services.orchestrator.durable.context import Offer
-from shared.template import Node
+from shared.template import Features, Node
 
 
 def system(node: Node) -> str:
@@ -12,7 +12,7 @@ def system(node: Node) -> str:
     return node.system_prompt.strip()
 
 
-def guided_system(node: Node, offer: Offer) -> str:
+def guided_system(node: Node, offer: Offer, features: Features) -> str:
     """The system prompt for guided turns: who the agent is, and how each action is written."""
     who = f"You are {node.name}: {node.description}" if node.description else f"You are {node.name}."
-    return f"{who}\n{actions.introduction(actions.tools_of(offer.tools))}"
+    return f"{who}\n{actions.introduction(actions.tools_of(offer.tools, text_apart=features.text_apart))}"

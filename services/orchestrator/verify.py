@@ -2,6 +2,8 @@
 
 Prints `verified N facts` and exits 0, or `diverged at SEQ: …` and exits 1. A file is what `aetherium
 events export` writes: one JSON object a line, `{seq, subject, headers, body}`, and one `{blob: …}` for the template.
+With `--without NAME` the code runs with a feature of the template switched off: where it agrees all the same, the
+feature changed nothing in this run.
 """
 
 from __future__ import annotations
@@ -64,13 +66,14 @@ async def from_log(url: str, run_id: str) -> tuple[list[Fact], dict[str, bytes]]
         await bus.close()
 
 
-async def check(facts: Sequence[Fact], blobs: dict[str, bytes]) -> Verdict:
+async def check(facts: Sequence[Fact], blobs: dict[str, bytes], without: Sequence[str] = ()) -> Verdict:
     run_id = facts[0].scope
     submission = History.of(run_id, facts).submission
     content = blobs.get(submission.template.sha256)
     if content is None:
         raise NotFound(f"the template of run {run_id!r} is missing: export the run again")
     template = parse_template(content, submission.template_id)
+    template = template.model_copy(update={"features": template.features.without(without)})
     return await verify(run_id, facts, template, TOPOLOGIES[template.topology])
 
 
@@ -79,13 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--run")
     parser.add_argument("--file", type=Path)
     parser.add_argument("--nats", default="nats://127.0.0.1:4222")
+    parser.add_argument("--without", action="append", default=[], metavar="NAME")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(argv)
     if bool(asked.run) == bool(asked.file):
         parser.error("give --run RUN or --file FILE")
     try:
         facts, blobs = from_file(asked.file) if asked.file else asyncio.run(from_log(asked.nats, asked.run))
-        verdict = asyncio.run(check(facts, blobs))
+        verdict = asyncio.run(check(facts, blobs, asked.without))
     except Fault as fault:
         print(fault.message, file=sys.stderr)
         return 2

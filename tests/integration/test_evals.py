@@ -92,7 +92,7 @@ async def evaluated(arguments: Sequence[str]) -> tuple[int | None, str, str]:
 
 @covers("evals.report")
 async def test_a_task_that_is_done_passes_and_one_that_is_only_claimed_fails(tmp_path: Path) -> None:
-    code, out, err = await evaluated([*lay(tmp_path), "--json", "--target", "1", "--ablate", "hold_to_request"])
+    code, out, err = await evaluated([*lay(tmp_path), "--json", "--target", "1", "--ablate", "hold_to_request,files_listed"])
     assert code == 0, out + err
     report = Report.model_validate_json(out)
     failed, solved = report.main.results
@@ -103,7 +103,9 @@ async def test_a_task_that_is_done_passes_and_one_that_is_only_claimed_fails(tmp
     assert solved.prompt_tokens > 0
     assert solved.completion_tokens > 0
     assert report.complete
-    assert (report.main.passes, [each.without for each in report.ablation]) == (1, [("hold_to_request",)])
+    assert (report.main.passes, [each.without for each in report.ablation]) == (1, [("hold_to_request",), ("files_listed",)])
+    # What was owed was made, so holding to it changed no request; the listing is part of the first prompt.
+    assert [[each.carried for each in series.results] for series in report.ablation] == [[True, True], [False, False]]
     assert (report.conditions.model_source, report.conditions.model, report.conditions.guided) == ("scripted", "scripted", False)
     assert report.conditions.engine
     workspaces = {each.task: tmp_path / "data" / "workspaces" / str(place) for place, each in enumerate(report.main.results, 1)}

@@ -26,9 +26,9 @@ async def single(run: Run) -> Outcome:
     await here.step_started(node.id, run.submission.message[:200])
     offer = await here.offer_tools("tools", node)
     by_action = await _is_guided(here, node)
-    system = prompts.guided_system(node, offer) if by_action else prompts.system(node)
+    system = prompts.guided_system(node, offer, run.template.features) if by_action else prompts.system(node)
     agent = await agents.begin(here, node, offer, system, run.submission.message)
-    react = _guided(guided.begin(agent, run.submission.message)) if by_action else _native(agent)
+    react = _guided(guided.begin(agent, run.submission.message, run.template.features)) if by_action else _native(agent)
     try:
         reply = await react(here, run.template.circuit_breaker.max_turns_per_agent)
         reply = await _hold_to_owed_outputs(here, agent, reply, react)

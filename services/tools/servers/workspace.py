@@ -277,7 +277,8 @@ def _search(workspace: Workspace, pattern: str, path: str) -> str:
         if found.stopped:
             break
     if not found.hits:
-        return f"No line matches {pattern!r} in {found.files} files.{found.stopped and f' [{found.stopped}]'}"
+        where = f"in {found.files} files; it is looked for in their lines, not in their names"
+        return f"No line matches {pattern!r} {where}.{found.stopped and f' [{found.stopped}]'}"
     return "\n".join(found.hits) + (f"\n[{found.stopped}]" if found.stopped else "")
 
 

@@ -203,7 +203,10 @@ async def test_odd_names_on_the_disk_cannot_forge_lines_or_break_the_answer(tool
     Path(os.fsdecode(os.fsencode(tools.root) + b"/bad-\xff")).write_text("needle")
     (tools.root / "two\nlines").write_text("needle")
     assert (await tools.text("list_files")).split("\n") == ["bad-\ufffd", "two\ufffdlines"]
-    assert await tools.text("search_files", pattern="needle") == "No line matches 'needle' in 0 files."
+    assert (
+        await tools.text("search_files", pattern="needle")
+        == "No line matches 'needle' in 0 files; it is looked for in their lines, not in their names."
+    )
 
 
 async def test_a_search_answers_with_file_line_and_text(tools: Desk) -> None:
@@ -213,7 +216,10 @@ async def test_a_search_answers_with_file_line_and_text(tools: Desk) -> None:
     (tools.root / "__pycache__/c.py").write_text("def main")
     assert await tools.text("search_files", pattern=r"def \w+\(") == "a.py:3: def main():"
     assert await tools.text("search_files", pattern="def", path="a.py") == "a.py:3: def main():"
-    assert await tools.text("search_files", pattern="nothing") == "No line matches 'nothing' in 1 files."
+    assert (
+        await tools.text("search_files", pattern="nothing")
+        == "No line matches 'nothing' in 1 files; it is looked for in their lines, not in their names."
+    )
 
 
 async def test_a_bad_regular_expression_is_answered_with_one_that_works(tools: Desk) -> None:
