@@ -23,6 +23,14 @@ _NUMBER = re.compile(
 _PATH = re.compile(r"\b(?:write|put|save|store)\s+(?:only\s+|just\s+)?(?:its|the|their)\s+(?:relative\s+)?paths?\b", re.IGNORECASE)
 _SORTED = re.compile(r"\bsort(?:ed)?\b(?!(?:[^.;]|\.(?=\S))*\b(?:by|reversed?|descending|backwards|\w+est|order\s+of)\b)", re.IGNORECASE)
 _ONCE = re.compile(r"\b(?:each|every)\b[^.;]*\bonly\s+once\b|\b(?:no|without)\s+duplicates\b|\bunique\b|\bdistinct\b", re.IGNORECASE)
+_PER_LINE = re.compile(r"\bone\s+(?:[\w-]+\s+)?(?:per|a|on\s+each)\s+line\b|\beach\s+on\s+(?:its|a)\s+(?:own\s+)?line\b", re.IGNORECASE)
+# Kinds of things that programs can tell from other text: how they are called, and a pattern that `grep -oE` takes too.
+_KINDS: tuple[tuple[str, re.Pattern[str], str], ...] = (
+    ("e-mail address", re.compile(r"\be-?mail(?:\s+address(?:es)?|s)\b", re.IGNORECASE), r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}"),
+    ("URL", re.compile(r"\b(?:urls?|web\s+addresses|links)\b", re.IGNORECASE), r"https?://[^ \"'<>]+"),
+    ("IP address", re.compile(r"\bip(?:v4)?\s+addresses\b", re.IGNORECASE), r"([0-9]{1,3}\.){3}[0-9]{1,3}"),
+    ("date", re.compile(r"\bdates\b", re.IGNORECASE), r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+)
 _HEADINGS = re.compile(r"[\"“'`](#{1,6} [^\"”'`\n]+)[\"”'`]")
 _EXACTLY = re.compile(r"\b(?:exactly|only)\s+(?:these|the)\b[^.;]*\bheadings?\b", re.IGNORECASE)
 _HEADING = re.compile(r"#{1,6} ")
@@ -79,6 +87,22 @@ def _path(said: str, path: str, text: str, files: Collection[str]) -> str | None
     others = sorted(name for name in files if name != path)
     example = f", such as {others[0]}" if others else ""
     return f"must hold just a path of the workspace{example}, and not what the file holds."
+
+
+def _kind(said: str, path: str, text: str, files: Collection[str]) -> str | None:
+    """Every line is one of the things that are wanted, as far as such things were found at all."""
+    if not _is_plain(path) or not _PER_LINE.search(said):
+        return None
+    for name, called, pattern in _KINDS:
+        # Dates and the like are written in many ways: only where the pattern is met somewhere does it hold for every line.
+        if not called.search(said) or not re.search(pattern, text):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip() and not re.fullmatch(pattern, line.strip()):
+                return (
+                    f"must hold one {name} a line and nothing else; line {number} is not just that. Run: grep -oE '{pattern}' on the text"
+                )
+    return None
 
 
 def _order(said: str, path: str, text: str, files: Collection[str]) -> str | None:
@@ -146,4 +170,4 @@ def _header(said: str, path: str, text: str, files: Collection[str]) -> str | No
     return None if first == wanted else f"must begin with the line {','.join(wanted)}."
 
 
-_CHECKS = (_number, _path, _order, _headings, _keys, _header)
+_CHECKS = (_number, _path, _kind, _order, _headings, _keys, _header)

@@ -17,6 +17,14 @@ FILES = frozenset({"docs/a.md", "docs/b.md", "out.txt"})
         ("Write only the number of rows to out.txt.", "out.txt", "17\n", "17 rows\n", "only a number"),
         ("Count them, and put that number, and nothing else, into out.txt.", "out.txt", "1,024\n", "total 5\n", "only a number"),
         ("Find the note and write its path to out.txt.", "out.txt", "./docs/a.md\n", "the note\n", "just a path"),
+        (
+            "Write all e-mail addresses to out.txt: one address per line.",
+            "out.txt",
+            "a.b@c.example\n",
+            "Ann: a.b@c.example\n",
+            "one e-mail address a line and nothing else; line 1",
+        ),
+        ("Put the IP addresses into out.txt, one per line.", "out.txt", "10.0.0.1\n", "10.0.0.1 GET\n", "one IP address a line"),
         ("Write the names to out.txt: one a line, sorted.", "out.txt", "Ann\nbob\n", "b\na\nc\n", "Run: sort -o out.txt out.txt"),
         ("Write the names to out.txt, each name only once.", "out.txt", "b\na\n", "a\na\n", "Run: sort -u -o out.txt out.txt"),
         ("List the ids in out.txt, sorted.", "out.txt", "9\n10\n", "10\n9\n11\n", "not sorted"),
@@ -40,6 +48,8 @@ def test_what_the_request_says_of_a_file_is_held_against_it(request_text: str, p
         ("Sort names.txt by age into out.txt.", "out.txt", "zoe 3\nann 9\nbob 1\n"),  # not the order of the lines
         ("Write a story to out.txt. Then write only the number of its words to n.txt.", "out.txt", "Once there was.\n"),
         ("Write only the number to n.json.", "n.json", '{"n": 4}'),  # its kind has a form of its own
+        ("Write the dates to out.txt, one per line.", "out.txt", "3 May\n4 June\n"),
+        ("Write the names and e-mail addresses to out.txt.", "out.txt", "Ann a@b.example\n"),
         ("Say in out.txt what the path of life is.", "out.txt", "Long.\n"),
         ("Make p.json with the keys name and age.", "p.json", "{"),
     ],
