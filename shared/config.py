@@ -58,6 +58,8 @@ class GatewaySettings(Section):
     token: SecretStr | None = None
     max_body_bytes: PositiveInt = 1_000_000
     max_message_chars: PositiveInt = 100_000
+    max_chat_bytes: PositiveInt = 32_000_000  # of a chat that is relayed, pictures and all
+    relay_idle_s: PositiveFloat = 60.0  # a chat client's lease is given back after so long without a request
 
 
 class InferenceSettings(Section):

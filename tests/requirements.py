@@ -105,6 +105,12 @@ REQUIRED: Mapping[str, str] = {
     "order.model_in_use": "A model that is loading or answering is never replaced.",
     "order.deterministic": "The same facts lead to the same decisions.",
     "order.places": "Whoever waits is told its position, the holder, and why it waits.",
+    "relay.resolve": "A chat client is served where its model is loaded, in slot order; a slot that is silent lists nothing (S17).",
+    "relay.refuses": "Where a run or a batch job holds every copy, the client gets the router's own 400, and nothing is loaded (S17).",
+    "relay.leases": "A chat client holds one interactive lease a slot, kept while it is used and given back when it is not (S17).",
+    "relay.copies": "Chat clients use their own copy of a model where there is one, and the base model where that cannot serve (S17).",
+    "relay.untouched": "What a chat client says and gets passes through untouched, as a stream and whole (S17).",
+    "relay.stops": "A client that leaves, and a run that takes the card, end the work upstream (S17).",
     # the cards
     "cards.read": "What a machine tells of its cards is read, each figure with its source (S15).",
     "cards.unknown": "What a machine does not tell of a card is unknown, never zero, and no error (S15).",

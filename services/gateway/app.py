@@ -9,15 +9,17 @@ from collections.abc import Generator
 from importlib import metadata
 
 import uvicorn
+from pydantic import SecretStr
 
 from services.gateway import web
 from services.gateway.core import Gateway, Policy
 from services.gateway.feed import Feed
 from services.gateway.index import Index
 from services.gateway.ports import NatsLive, RpcArbiter, RpcCatalogue
+from services.gateway.relay import Arbiter, Relay, Upstream
 from services.gateway.submission import Limits, Submitter
 from shared import process
-from shared.config import is_loopback
+from shared.config import Settings, is_loopback
 from shared.errors import Fault
 from shared.health import Ready
 from shared.process import Process
@@ -54,16 +56,19 @@ async def main(own: Process) -> None:
     server = server_of(gateway, missing)
     serving = asyncio.create_task(server.serve([listener]))
     following = asyncio.create_task(gateway.feed.run())
+    keeping = asyncio.create_task(gateway.relay.keep())
     try:
-        await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([serving, following, keeping], return_when=asyncio.FIRST_COMPLETED)
     finally:
         gateway.feed.close()
         server.should_exit = True
         following.cancel()
-        await asyncio.gather(serving, following, return_exceptions=True)
+        keeping.cancel()
+        await asyncio.gather(serving, following, keeping, return_exceptions=True)
+        await gateway.relay.close()
         if health is not None:
             health.close()
-    for task in (serving, following):
+    for task in (serving, following, keeping):
         if not task.cancelled():
             task.result()  # neither ends by itself: show what ended it
 
@@ -73,7 +78,7 @@ def compose(own: Process) -> Gateway:
     settings = own.settings
     index = Index()
     limits = Limits(engine_version(), settings.orchestrator.budgets, settings.gateway.max_message_chars)
-    token = settings.gateway.token
+    token, arbiter = settings.gateway.token, RpcArbiter(own.bus)
     return Gateway(
         log=own.log,
         blobs=own.blobs,
@@ -81,15 +86,33 @@ def compose(own: Process) -> Gateway:
         index=index,
         feed=Feed(own.log, index),
         submitter=Submitter(own.log, own.blobs, index, RpcCatalogue(own.bus), limits),
-        arbiter=RpcArbiter(own.bus),
+        arbiter=arbiter,
+        relay=relay(settings, arbiter),
         workspaces=settings.workspaces,
         user_templates=settings.data_dir.absolute() / "templates",
         policy=Policy(
             max_body_bytes=settings.gateway.max_body_bytes,
+            max_chat_bytes=settings.gateway.max_chat_bytes,
             token=token.get_secret_value() if token else None,
             loopback_only=is_loopback(settings.gateway.host),
         ),
     )
+
+
+def relay(settings: Settings, arbiter: Arbiter) -> Relay:
+    """The relay to the configured slots; without any, to the one inference server."""
+    slots, one = settings.scheduler.slots, settings.inference
+    return Relay(
+        arbiter,
+        {name: Upstream(slot.url, _secret(slot.api_key)) for name, slot in slots.items() if slot.url is not None},
+        Upstream(one.url, _secret(one.api_key)) if one.url else None,
+        idle_s=settings.gateway.relay_idle_s,
+        silence_s=one.idle_timeout_s,
+    )
+
+
+def _secret(given: SecretStr | None) -> str | None:
+    return given.get_secret_value() if given else None
 
 
 def listen(host: str, port: int) -> socket.socket:

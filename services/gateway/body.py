@@ -21,7 +21,7 @@ async def read(request: Request, model: type[M], *, limit: int, optional: bool =
     Raises:
         TooLarge, NotJson, Malformed, BadInput: the message names the limit, the position or the field.
     """
-    content = await _bounded(request, limit)
+    content = await bounded(request, limit)
     if not content and optional:
         return model()
     kind = request.headers.get("content-type", "")
@@ -36,7 +36,12 @@ def is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-async def _bounded(request: Request, limit: int) -> bytes:
+async def bounded(request: Request, limit: int) -> bytes:
+    """The raw body.
+
+    Raises:
+        TooLarge: it is larger than `limit` bytes.
+    """
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit, int(announced))

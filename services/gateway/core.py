@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from services.gateway import templates
 from services.gateway.feed import Feed
 from services.gateway.index import RUN_DOMAINS, Index
 from services.gateway.problems import AlreadyOver
+from services.gateway.relay import Arbiter, Relay
 from services.gateway.submission import Submitter
 from shared import subjects
 from shared.blobs import Blobs
@@ -35,23 +36,12 @@ class Live(Protocol):
         ...
 
 
-class Arbiter(Protocol):
-    """The lease arbiter of the scheduler."""
-
-    async def ask(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """
-        Raises:
-            RemoteFault: it refused; the code is its own.
-            ServiceUnavailable: no scheduler is active.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class Policy:
     """Values from the settings that the HTTP side acts by."""
 
     max_body_bytes: int = 1_000_000
+    max_chat_bytes: int = 32_000_000  # of a relayed chat, which may hold pictures
     token: str | None = None
     loopback_only: bool = True
     keep_alive_s: float = 15.0
@@ -69,6 +59,7 @@ class Gateway:
     arbiter: Arbiter
     workspaces: Path
     user_templates: Path
+    relay: Relay
     policy: Policy = field(default_factory=Policy)
 
     async def start(self) -> None:

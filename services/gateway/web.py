@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from services.gateway import problems
 from services.gateway.core import Gateway
 from services.gateway.guard import Guard
-from services.gateway.routers import events, health, inference, language, runs, templates
+from services.gateway.routers import events, health, inference, language, openai, runs, templates
 from shared.health import Ready
 
 
@@ -26,6 +26,7 @@ def build(gateway: Gateway, missing: Ready = nothing_missing, *, version: str = 
         templates.router(gateway),
         inference.leases(gateway),
         inference.cards(gateway),
+        openai.router(gateway.relay, limit=gateway.policy.max_chat_bytes),
         language.API,
         health.router(missing),
     ):

@@ -22,6 +22,7 @@ from services.scheduler.live import Live
 from services.scheduler.office import Office
 from services.scheduler.ordering.desk import Desk
 from services.scheduler.ordering.slots import Slot as Place
+from services.scheduler.relay_places import RelayPlaces
 from services.scheduler.run_leases import RunLeases
 from services.scheduler.slots import catalogue
 from services.scheduler.turns import LeasedSlots, OneSlot, Slot, Turns
@@ -58,7 +59,11 @@ async def main(own: Process) -> None:
     floor = await compose(own.settings, own.log)
     calls = Calls(own.log, floor.turns, Live(own.bus))
     inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),), poisoned=calls.give_up)
-    await rpc.serve(own.bus, "scheduler", {**_verbs(floor, own.settings.inference.turns), **Counter(floor.office).verbs})
+    await rpc.serve(
+        own.bus,
+        "scheduler",
+        {**_verbs(floor, own.settings.inference.turns), **Counter(floor.office).verbs, "relay_places": RelayPlaces(floor.office).verb},
+    )
     after = await own.log.last_seq()
     server = await process.serve_health(own)
     try:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import pytest_asyncio
 
@@ -59,6 +60,15 @@ async def test_cancelling_a_run_stops_it_in_two_seconds_and_cuts_the_models_answ
     await until(lambda: outcome_of(engine, "talk for ever", "open"))
     assert await cancelled(engine, run_id) < STOPS_WITHIN_S
     await until(lambda: outcome_of(engine, "talk for ever", "client_left"), timeout=STOPS_WITHIN_S)
+
+
+@covers("relay.untouched")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_chat_client_uses_the_engines_model_by_its_own_protocol(engine: Stack) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="any", max_retries=0) as client:
+        answer = await client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "write one line"}])
+        assert answer.choices[0].message.content == "A line."
+        assert [model.id async for model in client.models.list()] == ["scripted"]
 
 
 async def outcome_of(engine: Stack, message: str, outcome: str) -> bool:

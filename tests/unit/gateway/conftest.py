@@ -18,6 +18,7 @@ from services.gateway.app import listen, server_of
 from services.gateway.core import Gateway, Policy
 from services.gateway.feed import Feed
 from services.gateway.index import Index
+from services.gateway.relay import Relay
 from services.gateway.submission import Limits, Submitter
 from shared import subjects
 from shared.errors import Fault
@@ -108,8 +109,8 @@ ASK = {"templateId": "quick-script", "projectName": "p", "message": "Write prime
 LIMITS = Limits("test-engine", Budgets(), 1000)
 
 
-def make_gateway(log: EventLog, folder: Path, live: MemoryLive, policy: Policy) -> Gateway:
-    index, blobs = Index(), MemoryBlobs()
+def make_gateway(log: EventLog, folder: Path, live: MemoryLive, policy: Policy, relay: Relay | None = None) -> Gateway:
+    index, blobs, arbiter = Index(), MemoryBlobs(), FixedArbiter()
     return Gateway(
         log=log,
         blobs=blobs,
@@ -117,7 +118,8 @@ def make_gateway(log: EventLog, folder: Path, live: MemoryLive, policy: Policy) 
         index=index,
         feed=Feed(log, index),
         submitter=Submitter(log, blobs, index, FixedCatalogue(), LIMITS),
-        arbiter=FixedArbiter(),
+        arbiter=arbiter,
+        relay=relay or Relay(arbiter, {}),
         workspaces=folder / "workspaces",
         user_templates=folder / "templates",
         policy=policy,
