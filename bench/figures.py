@@ -106,6 +106,16 @@ FIGURES: tuple[Figure, ...] = (
         "floor_http_p50_ms",
         "7 LiteLLM (published)",
     ),
+    Figure("floor_leased_http_p50_ms", "scheduling", "ms", "a streamed model call made directly with httpx, beside the following"),
+    Figure("dispatch_call_p50_ms", "scheduling", "ms", "the same call on a leased slot that has the model loaded"),
+    Figure(
+        "dispatch_overhead_p50_ms",
+        "scheduling",
+        "ms",
+        "what lease, dispatch order and scheduler add to the call",
+        3.0,
+        "floor_leased_http_p50_ms",
+    ),
     Figure("floor_arbiter_folds_per_s", "arbiter", "1/s", "the same day's facts only folded, for each of its decisions", better="higher"),
     Figure(
         "arbiter_decisions_per_s",

@@ -1,4 +1,4 @@
-"""What the scheduler's process adds to a model call that a server answers at once."""
+"""What the scheduler's process adds to a model call that a server answers at once: on its one slot, and on a leased slot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.eventlog import NatsEventLog, ensure_streams
 from shared.events.content import MessageRef, Sampling
 from shared.events.envelope import Fact
 from shared.events.llm import LlmCompleted, LlmFailed
-from shared.events.run import LlmRequested, MessageAdded
+from shared.events.run import LlmRequested, MessageAdded, RunCompleted
 from shared.ids import new_id, place_id
 from shared.transcript import reference
 
@@ -29,24 +29,25 @@ async def measure(quick: bool) -> tuple[Runs, dict[str, Any]]:
     rounds, conversations = (1, 2) if quick else (3, 8)
     runs: Runs = {}
     async with machine.nats_server() as server, instant_model.running() as url:
-        settings = {
-            "AETHERIUM_NATS__URL": server.url,
-            "AETHERIUM_INFERENCE__URL": url,
-            "AETHERIUM_INFERENCE__KIND": "openai",
-            "AETHERIUM_TELEMETRY__LOG_LEVEL": "warning",
+        common = {"AETHERIUM_NATS__URL": server.url, "AETHERIUM_TELEMETRY__LOG_LEVEL": "warning"}
+        slots = orjson.dumps({"primary": {"url": url, "kind": "openai", "models": {"instant": {}}}}).decode()
+        kinds = {
+            "scheduler": {"AETHERIUM_INFERENCE__URL": url, "AETHERIUM_INFERENCE__KIND": "openai"},
+            "dispatch": {"AETHERIUM_SCHEDULER__SLOTS": slots},
         }
         bus = await connect(server.url, "bench")
         await ensure_streams(bus)
-        async with machine.service("scheduler", settings):
-            await _conversation(bus, NatsEventLog(bus, "aetherium/bench"))  # warm-up
-            await _direct_ms(url, TURNS)
-            for _ in range(rounds):
-                direct = percentile(await _direct_ms(url, conversations * TURNS), 0.5)
-                calls = [took for _ in range(conversations) for took in await _conversation(bus, NatsEventLog(bus, "aetherium/bench"))]
-                through = percentile(calls, 0.5)
-                runs.setdefault("floor_http_p50_ms", []).append(direct)
-                runs.setdefault("scheduler_call_p50_ms", []).append(through)
-                runs.setdefault("scheduler_overhead_p50_ms", []).append(through - direct)
+        for name, settings in kinds.items():
+            async with machine.service("scheduler", common | settings):
+                await _conversation(bus, NatsEventLog(bus, "aetherium/bench"))  # warm-up
+                await _direct_ms(url, TURNS)
+                for _ in range(rounds):
+                    direct = percentile(await _direct_ms(url, conversations * TURNS), 0.5)
+                    calls = [took for _ in range(conversations) for took in await _conversation(bus, NatsEventLog(bus, "aetherium/bench"))]
+                    through = percentile(calls, 0.5)
+                    runs.setdefault("floor_http_p50_ms" if name == "scheduler" else "floor_leased_http_p50_ms", []).append(direct)
+                    runs.setdefault(f"{name}_call_p50_ms", []).append(through)
+                    runs.setdefault(f"{name}_overhead_p50_ms", []).append(through - direct)
         await bus.close()
     return runs, {"nats": server.version, "calls": conversations * TURNS, "turns_of_a_conversation": TURNS}
 
@@ -83,6 +84,7 @@ async def _conversation(bus: Bus, log: NatsEventLog) -> list[float]:
         pairs.append((before.seq, reply.seq))
         (said,) = await log.append(aggregate, [MessageAdded(key=f"t{turn}", agent="coder", role="user", content="Go on.")], after=newest)
         newest, adds = said.seq, (reference(reply), reference(said))
+    await log.append(aggregate, [RunCompleted(reply="Done.")], after=newest)  # its lease ends with it
     return [((await _stored_at(bus, done)) - (await _stored_at(bus, asked))) * 1000 for asked, done in pairs]
 
 
@@ -92,6 +94,7 @@ def _request(run_id: str, turn: int, before: Fact | None, adds: tuple[MessageRef
         call_id=place_id("llm", run_id, f"turn-{turn}"),
         agent="coder",
         turn=turn,
+        model="instant",
         extends=before.seq if before else None,
         adds=adds,
         sampling=Sampling(temperature=0.0, max_tokens=100),

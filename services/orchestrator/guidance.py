@@ -26,7 +26,7 @@ _CHANGES = re.compile(
 )
 _RUNS = re.compile(r"\b(run|execute|running|executing|shell|command|bash|terminal)\b", re.IGNORECASE)
 _ANSWER = re.compile(r"\banswer\b", re.IGNORECASE)
-_COUNTS = re.compile(r"\b(how (?:many|much|often|long)|count|sum|total|average|number of)\b", re.IGNORECASE)
+_COUNTS = re.compile(r"\b(how (?:many|much|often|long)|count|sum|total|average|number of \w+s)\b", re.IGNORECASE)
 _TESTED = re.compile(r"\btests?\b.*\bpass\b|\bpass\b.*\btests?\b|\bpytest\b", re.IGNORECASE | re.DOTALL)
 _TESTING = re.compile(r"pytest|unittest|\btest", re.IGNORECASE)
 _KEEP = re.compile(r"(?:do not|don't|never|without)\s+(?:chang|modif|edit|touch)\w*\s+([^.;]*\.\w+[^.;]*)", re.IGNORECASE)

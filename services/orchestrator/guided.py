@@ -231,7 +231,8 @@ async def _rewrite(run: Run, guide: Guide, path: str) -> None:
         f"as it is. {faults} The request: {guide.progress.request}\n{path} holds now:\n```\n{old}\n```"
     )
     new = await _text_for(run, guide, ask)
-    if new.strip() == old.strip() or len(new) < len(old) / 2:
+    its_own = path in guide.agent.view.changed and path not in guide.progress.named
+    if new.strip() == old.strip() or (len(new) < len(old) / 2 and not its_own):
         guide.barred.add("edit_file")
         guide.kept_whole.add(path)
         guide.progress = replace(guide.progress, failed=True)

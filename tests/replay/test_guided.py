@@ -210,3 +210,11 @@ async def test_a_broken_promise_is_told_twice_and_then_let_go(tmp_path: Path) ->
     world = await guided(tmp_path, write, text, *again, DONE, DONE, message=message)
     assert isinstance(world.terminal.event, run.RunCompleted)
     assert sum("must hold only a number" in text for text in said(world)) == 2
+
+
+async def test_a_file_of_its_own_may_be_corrected_to_a_shorter_one(tmp_path: Path) -> None:
+    """What it wrote itself is no content that could be lost: a sentence where a number was wanted becomes the number."""
+    edit, long, short = '{"tool":"edit_file","path":"notes.txt"}', "```\nthere are two of them\n", "```\n2\n"
+    message, tools = "Write only the number of moons to notes.txt.", (*TOOLS, "edit_file")
+    await guided(tmp_path, WRITE, long, edit, short, DONE, DONE, message=message, tools=tools)
+    assert (tmp_path / "ws/1/notes.txt").read_text() == "2\n"
