@@ -47,6 +47,7 @@ class Desk:
     def withdrawn(self, call_id: str) -> None:
         """A call that waited was cancelled or refused."""
         self.waiting.remove(call_id)
+        self._drop_idle_swaps()
 
     def dispatched(self, call_id: str, slot_name: str, now_s: float) -> None:
         call, slot = self.waiting.remove(call_id), self.slots[slot_name]
@@ -61,6 +62,7 @@ class Desk:
             in_a_row=slot.in_a_row + 1 if again else 1,
             busy_at_s=now_s if call.priority is Priority.NORMAL else slot.busy_at_s,
         )
+        self._drop_idle_swaps()
 
     def answered(self, call_id: str, slot_name: str, now_s: float) -> None:
         """A call in flight has ended, well or not."""
@@ -104,6 +106,7 @@ class Desk:
         """A slot was added, or what it is (not what it does) has changed: concurrency, models, who keeps it, whether it is down."""
         before = self.slots.get(slot.name, slot)
         self._set(before, concurrency=slot.concurrency, serves=slot.serves, kept_for=slot.kept_for, down=slot.down)
+        self._drop_idle_swaps()
 
     def forget_agents(self, prefix: str) -> None:
         """A run has ended: none of its agents will ask again."""
@@ -120,7 +123,7 @@ class Desk:
         slot = self.slots[slot_name]
         if slot.down is not None or slot.loading is not None:
             return None
-        if slot.leaving_for is not None and self._is_wanted(slot, slot.leaving_for):
+        if slot.leaving_for is not None:
             return None if slot.running else Load(slot_name, slot.leaving_for, f"it was next, and {slot.resident} has answered")
         now = situation(now_s, slot, self._elsewhere[slot_name], self.waiting, self.estimates)
         return self._policy(now) if now.mine is not None or now.others else None
@@ -159,6 +162,12 @@ class Desk:
     def may_serve(self, slot_name: str, lane: Lane) -> bool:
         """Whether a slot may take a lane's calls: not what is pinned to another, nor what another slot's model would answer."""
         return may_serve(self.slots[slot_name], self._elsewhere[slot_name], lane)
+
+    def _drop_idle_swaps(self) -> None:
+        """Forget a swap that nobody waits for any more, or that is forbidden by now: it must not come back with the next such call."""
+        for slot in [slot for slot in self.slots.values() if slot.leaving_for is not None]:
+            if slot.kept_for is not None or not self._is_wanted(slot, str(slot.leaving_for)):
+                self._set(slot, leaving_for=None)
 
     def _is_wanted(self, slot: Slot, model: str) -> bool:
         """Whether a model that was decided on is still waited for; its calls may have been cancelled meanwhile."""
