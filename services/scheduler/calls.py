@@ -6,14 +6,14 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from services.scheduler import answers, retries
 from services.scheduler.backends.base import ChatReply, ChatRequest, Delta
-from services.scheduler.backends.faults import BackendFault
+from services.scheduler.backends.faults import BackendFault, ModelNotLoaded
 from services.scheduler.turns import Turn, Turns
 from shared import subjects, telemetry
 from shared.aggregate import Decider, Deciders
@@ -144,7 +144,10 @@ class Call:
                 if again.counts:
                     attempt += 1
                     await self._record(LlmRetried(call_id=self.request.call_id, code=fault.code, reason=fault.message))
-                await asyncio.sleep(again.pause_s)
+                if isinstance(fault, ModelNotLoaded) and turn.reload is not None:
+                    await _within(left_s, turn.reload(), fault)
+                else:
+                    await asyncio.sleep(again.pause_s)
 
     async def _attempt(self, attempt: int, left_s: float, turn: Turn) -> ChatReply:
         """Ask the backend. That the call was sent is recorded while it runs: the call need not wait for it."""
@@ -184,6 +187,18 @@ class Call:
             fragment=fragment[:4000],
             duration_ms=(self.calls.clock() - began) * 1000,
         )
+
+
+async def _within(left_s: float, waiting: Awaitable[None], fault: BackendFault) -> None:
+    """
+    Raises:
+        BackendFault: the caller's time was over before; it is told what it waited for.
+    """
+    try:
+        async with asyncio.timeout(left_s):
+            await waiting
+    except TimeoutError:
+        raise fault from None
 
 
 def has_ended(facts: Sequence[Fact], ending: Event) -> bool:

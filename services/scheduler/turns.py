@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from services.scheduler.arbiter.commands import NeedModel
@@ -73,6 +74,12 @@ class Turn:
 
     slot: Slot
     model: str | None
+    reload: Callable[[], Awaitable[None]] | None = None
+    """Has the model loaded again where its server turns out not to have it; None: nothing here can.
+
+    Raises:
+        LeaseRefused: it can't be.
+    """
 
 
 class Turns(Protocol):
@@ -154,7 +161,7 @@ class LeasedSlots:
             raise
         try:
             async with self.office.answers(name, model):
-                yield Turn(self.slots[name], model)
+                yield Turn(self.slots[name], model, partial(self._reload, name, model, lease_id))
         finally:
             self.desk.answered(call.id, name, self.now_s())
             self._forget_call(call.id)
@@ -235,7 +242,7 @@ class LeasedSlots:
     async def _bring_in(self, slot: str, model: str) -> None:
         """Have a model loaded under the lease of a call that waits for it; the desk is told how it ended."""
         try:
-            await self._load(slot, model)
+            await self._load(slot, model, partial(self._waiting_lease, slot, model))
         except Fault as fault:
             self._fail(slot, model, fault.message)
         finally:
@@ -246,13 +253,24 @@ class LeasedSlots:
                 self.desk.unloaded(slot)
         self._decide(slot)
 
-    async def _load(self, slot: str, model: str) -> None:
+    async def _reload(self, slot: str, model: str, lease_id: str) -> None:
+        """What a server said to one call is no listing: the slot is looked at before anything is believed or done (KS 6.3)."""
+        await self.office.probe(slot)
+        lease = self.office.state.lease(lease_id)
+        if not self._is_there(slot, model) and (lease is None or not lease.asked.rotates):
+            raise LeaseRefused(f"{model} is no longer loaded on {slot}, and a run that names no model loads none", slot=slot)
+        await self._load(slot, model, lambda: lease_id)
+
+    def _waiting_lease(self, slot: str, model: str) -> str | None:
+        """The lease of a call that waits for the model; None: nobody does any more."""
+        waiting = [call.id for call in self.desk.waiting if call.model == model and call.pin == slot]
+        return next((self._lease_of[each] for each in waiting if each in self._lease_of), None)
+
+    async def _load(self, slot: str, model: str, lease: Callable[[], str | None]) -> None:
         tried = False
         while not self._is_there(slot, model):
-            waiting = [call.id for call in self.desk.waiting if call.model == model and call.pin == slot]
-            lease_id = next((self._lease_of[each] for each in waiting if each in self._lease_of), None)
-            if lease_id is None:
-                return  # nobody waits for it any more
+            if (lease_id := lease()) is None:
+                return
             before = self.office.changes
             if self._is_loading(slot, model):
                 tried = True

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 
 from services.scheduler.backends.base import ChatReply, ChatRequest, Delta, Health, ModelInfo, OnDelta
+from services.scheduler.backends.faults import BackendFault, ModelNotLoaded
 from services.scheduler.calls import Calls
-from services.scheduler.turns import OneSlot, Slot
+from services.scheduler.turns import OneSlot, Queued, Slot, Turn
 from shared.events import run
 from shared.events.content import BlobRef, Pins
 from shared.events.envelope import Fact
@@ -81,6 +84,60 @@ async def test_a_call_is_answered_once() -> None:
     log, backend = MemoryLog(), Backend()
     assert await calls_of(log, backend).handle(Delivery(await requested(log)))
     assert types(log) == ["llm.dispatched", "llm.completed"]
+
+
+@dataclass
+class Losing(Backend):
+    """Loses its model before the first answers."""
+
+    losses: int = 1
+
+    async def chat(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
+        if self.asked < self.losses:
+            self.asked += 1
+            raise ModelNotLoaded("model is not loaded")
+        return await super().chat(request, on_delta)
+
+
+@dataclass
+class Reloading(OneSlot):
+    """A slot whose model can be brought back."""
+
+    reloads: int = 0
+    fails: BackendFault | None = None
+
+    @asynccontextmanager
+    async def turn(self, fact: Fact, request: run.LlmRequested, queued: Queued) -> AsyncGenerator[Turn]:
+        async with super().turn(fact, request, queued) as turn:
+            yield replace(turn, reload=self.reload)
+
+    async def reload(self) -> None:
+        self.reloads += 1
+        if self.fails is not None:
+            raise self.fails
+
+
+@covers("lease.reload")
+async def test_a_call_whose_model_was_lost_is_asked_again_after_a_reload_and_only_once() -> None:
+    log, backend = MemoryLog(), Losing()
+    turns = Reloading(Slot("primary", backend, 1, 60.0))
+    await Calls(log, turns, nobody_watches).handle(Delivery(await requested(log)))
+    assert [kind for kind in types(log) if kind != "llm.dispatched"] == ["llm.retried", "llm.completed"]
+    assert turns.reloads == 1
+    log, backend = MemoryLog(), Losing(losses=2)
+    turns = Reloading(Slot("primary", backend, 1, 60.0))
+    await Calls(log, turns, nobody_watches).handle(Delivery(await requested(log)))
+    assert (types(log)[-1], turns.reloads) == ("llm.failed", 1)
+
+
+@covers("lease.reload")
+async def test_a_reload_that_is_refused_fails_the_call_with_its_reason() -> None:
+    log = MemoryLog()
+    turns = Reloading(Slot("primary", Losing(), 1, 60.0), fails=BackendFault("20000 MiB do not fit"))
+    await Calls(log, turns, nobody_watches).handle(Delivery(await requested(log)))
+    failed = log.facts[-1].event
+    assert isinstance(failed, LlmFailed)
+    assert failed.message == "20000 MiB do not fit"
 
 
 @covers("run.resume.after_crash")

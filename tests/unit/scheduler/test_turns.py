@@ -74,6 +74,9 @@ class Floor:
             await asyncio.sleep(holds)
             return turn.model
 
+    async def note(self, position: int, reason: str) -> None:
+        self.told.append(("", position, reason))
+
     @property
     def loads(self) -> list[str]:
         return [asked.removeprefix("load ") for asked in self.servers["primary"].asked if asked.startswith("load ")]
@@ -169,6 +172,58 @@ async def test_a_load_that_fails_fails_the_calls_that_wait_for_it(fault: Backend
         floor.servers["primary"].fails = fault
         with pytest.raises(LeaseRefused):
             await floor.answer("a", 1, "tiny")
+
+
+@covers("lease.reload")
+async def test_a_model_that_its_server_lost_is_loaded_again_under_the_runs_lease() -> None:
+    async with asyncio.timeout(10), opened() as floor:
+        fact, request = floor.call("a", 1, "mid")
+        async with floor.turns.turn(fact, request, floor.note) as turn:
+            del floor.servers["primary"].loaded["mid"]  # by another hand
+            assert turn.reload is not None
+            await turn.reload()
+            assert floor.office.state.slot("primary").is_loaded("mid")
+        assert floor.loads == ["mid", "mid"]
+        assert await floor.answer("a", 2, "mid") == "mid"
+        assert violations(floor.log.facts, frozenset({"embed"})) == []
+
+
+@covers("lease.reload")
+async def test_a_server_that_still_lists_the_model_is_not_told_to_load_it_twice() -> None:
+    async with asyncio.timeout(10), opened() as floor:
+        fact, request = floor.call("a", 1, "mid")
+        async with floor.turns.turn(fact, request, floor.note) as turn:
+            assert turn.reload is not None
+            await turn.reload()
+        assert floor.loads == ["mid"]
+
+
+@covers("lease.reload")
+async def test_a_run_that_named_no_model_is_told_that_what_was_loaded_is_gone() -> None:
+    async with asyncio.timeout(10), opened() as floor:
+        fact, request = floor.call("a", 1)
+        async with floor.turns.turn(fact, request, floor.note) as turn:
+            del floor.servers["primary"].loaded["std"]
+            assert turn.reload is not None
+            with pytest.raises(LeaseRefused, match="std is no longer loaded on primary"):
+                await turn.reload()
+        assert floor.loads == []
+
+
+@covers("lease.reload")
+async def test_a_slot_that_does_not_say_what_it_holds_gets_no_load() -> None:
+    async with asyncio.timeout(10), opened() as floor:
+        fact, request = floor.call("a", 1, "mid")
+        async with floor.turns.turn(fact, request, floor.note) as turn:
+            floor.servers["primary"].away = True
+            assert turn.reload is not None
+            waiting = asyncio.create_task(turn.reload())
+            await until(lambda: not floor.office.state.slot("primary").known)
+            assert floor.loads == ["mid"]
+            floor.servers["primary"].away = False
+            await floor.office.probe("primary")
+            await waiting  # it was there all the time
+        assert floor.loads == ["mid"]
 
 
 @covers("lease.runs")
