@@ -118,6 +118,7 @@ REQUIRED: Mapping[str, str] = {
     "cards.processes": "Who holds a card is told by process, each open file counted once (S15).",
     "cards.match": "A configured card is found by address, node, place or name, and a miss says what there is (S15).",
     "cards.poll": "Changes of the cards' memory are told, and a driver that hangs holds up nothing (S15).",
+    "cards.freed": "After an unload the memory is waited for within a bound, and planned with as it is measured then (S15, S7).",
     # decisions by a small question
     # tools
     "tool.at_most_once": "A tool call that may not be repeated runs at most once, whatever crashes, and the model is told.",

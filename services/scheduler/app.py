@@ -16,7 +16,7 @@ from services.scheduler.backends.faults import BackendFault
 from services.scheduler.calls import Calls
 from services.scheduler.cards.machine import Machine
 from services.scheduler.cards.matching import Configured
-from services.scheduler.cards.telemetry import Measured, Telemetry
+from services.scheduler.cards.telemetry import Measured, Reader, Telemetry
 from services.scheduler.counter import Counter
 from services.scheduler.live import Live
 from services.scheduler.office import Office
@@ -33,6 +33,7 @@ from shared.eventlog import NatsEventLog
 from shared.events import run, tool
 from shared.inbox import NatsInbox
 from shared.process import Process
+from shared.scheduler_settings import SchedulerSettings
 
 logger = structlog.get_logger()
 
@@ -57,6 +58,7 @@ async def main(own: Process) -> None:
     for problem in slot_checks.problems(settings):
         logger.warning("slot_setting", problem=str(problem))
     floor = await compose(own.settings, own.log)
+    cards = card_telemetry(settings, floor.office)
     calls = Calls(own.log, floor.turns, Live(own.bus))
     inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),), poisoned=calls.give_up)
     await rpc.serve(
@@ -70,8 +72,8 @@ async def main(own: Process) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(floor.office.run())
             tasks.create_task(floor.leases.keep())
-            if any(each.device for each in settings.cards.values()):
-                tasks.create_task(_telemetry(own.settings, floor.office).run())
+            if cards is not None:
+                tasks.create_task(cards.run())
             tasks.create_task(calls.watch_ends(after=after))
             tasks.create_task(read_ahead(own.log, after=after))
             tasks.create_task(inbox.run(calls.handle))
@@ -130,13 +132,18 @@ def _verbs(floor: Floor, turns: capabilities.Turns) -> dict[str, Any]:
     return {"slots": slots, "profile": profile}
 
 
-def _telemetry(settings: Settings, office: Office) -> Telemetry:
-    async def measured(card: Measured) -> None:
-        if card.used_mib is not None:
-            await office.do(MeasureCard(card.card, card.used_mib, card.size_mib))
+def card_telemetry(settings: SchedulerSettings, office: Office, machine: Reader | None = None) -> Telemetry | None:
+    """What tells the arbiter of the cards, and what it asks after an unload; None where no card is said to be on this machine."""
+    if not any(each.device for each in settings.cards.values()):
+        return None
 
-    cards = [Configured(name, each.device, each.size_mib) for name, each in settings.scheduler.cards.items()]
-    return Telemetry(Machine(), cards, measured, SystemClock())
+    async def measured(card: Measured) -> bool:
+        await office.do(MeasureCard(card.card, card.used_mib, card.size_mib))
+        return card.used_mib is None or not office.state.is_changing(card.card)  # while models come or go it is not taken
+
+    cards = [Configured(name, each.device, each.size_mib) for name, each in settings.cards.items()]
+    office.meter = reading = Telemetry(machine or Machine(), cards, measured, office.clock)
+    return reading
 
 
 async def read_ahead(log: NatsEventLog, *, after: int) -> None:

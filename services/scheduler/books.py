@@ -42,7 +42,7 @@ class Books:
     unknown: set[str] = field(default_factory=set[str])
     answering: dict[str, Place] = field(default_factory=dict[str, Place])  # call → (slot, model)
     holds: dict[str, card.CardHeld] = field(default_factory=dict[str, card.CardHeld])  # card → hold
-    outside: dict[str, int] = field(default_factory=dict[str, int])
+    outside: dict[str, int | None] = field(default_factory=dict[str, int | None])
 
     def size_of(self, place: Place, asked: int | None) -> int:
         """MiB of a model as it is loaded, else as it was asked for; unknown counts as nothing."""

@@ -184,7 +184,7 @@ def _(event: model.ModelLoading, books: Books) -> Found:
     if event.card_mib is None or event.mib is None:
         return
     held = sum(size or 0 for place, size in books.sizes.items() if books.cards.get(place[0]) == event.card and place in books.models)
-    total = held + event.mib + books.outside.get(event.card, 0)
+    total = held + event.mib + (books.outside.get(event.card) or 0)
     if total > event.card_mib:
         yield "loads.fit", f"{event.model} ({event.mib} MiB) makes {total} of {event.card_mib} MiB on card {event.card}"
 

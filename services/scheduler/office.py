@@ -29,6 +29,7 @@ from services.scheduler.arbiter.commands import (
     Sweep,
 )
 from services.scheduler.backends.faults import StateUnknown
+from services.scheduler.freed import NOISE_MIB, Meter, settled_mib
 from services.scheduler.placement import Probes
 from services.scheduler.slots import Catalogue
 from shared import subjects
@@ -77,6 +78,7 @@ class Office:
     servers: Mapping[str, Server]
     clock: Clock
     sweep_s: float = 5.0
+    meter: Meter | None = None  # what the cards' telemetry reads
     probes: Probes = field(default_factory=Probes)
     answering: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict[tuple[str, str], int](int))
     ready: asyncio.Event = field(default_factory=asyncio.Event)  # the log was read
@@ -187,7 +189,21 @@ class Office:
         except Fault as fault:
             await self.do(FailUnload(wanted.slot, wanted.model, fault.message))
         else:
-            await self.do(FinishUnload(wanted.slot, wanted.model, wanted.instance))
+            await self.do(FinishUnload(wanted.slot, wanted.model, wanted.instance, await self._left_mib(wanted)))
+
+    async def _left_mib(self, gone: Unload) -> int | None:
+        """What is in use on the card after an unload, so that no memory is planned with that did not come back; None: unknown."""
+        if self.meter is None:
+            return None
+        card = self.known.slots[gone.slot].card
+        before, model = self.state.card(card).used_mib, self.state.slot(gone.slot).models.get(gone.model)
+        size = model.mib if model is not None else None
+        wanted = before - size + NOISE_MIB if before is not None and size is not None else None
+        try:
+            async with self._until(gone.deadline_at):
+                return await settled_mib(self.meter, card, wanted, self.clock)
+        except TimeoutError:
+            return None
 
     def _until(self, deadline_at: datetime) -> asyncio.Timeout:
         return asyncio.timeout(max((deadline_at - self.clock.now()).total_seconds(), 0.0))

@@ -53,10 +53,13 @@ class CardReleased(CardFact):
 
 
 class CardMeasured(CardFact):
-    """What telemetry read. `outside_mib` is what neither models nor services of the engine account for."""
+    """What telemetry read. `outside_mib` is what neither models nor services of the engine account for.
+
+    None: nobody can tell, so what was measured before holds no more. A `size_mib` that was told once stays.
+    """
 
     TYPE: ClassVar[str] = "card.measured"
 
-    used_mib: NonNegativeInt
-    outside_mib: NonNegativeInt
+    used_mib: NonNegativeInt | None = None
+    outside_mib: NonNegativeInt | None = None
     size_mib: NonNegativeInt | None = None

@@ -111,22 +111,28 @@ def fail_unload(draft: Draft, command: asked.FailUnload) -> None:
 
 
 def measure(draft: Draft, command: asked.MeasureCard) -> None:
-    """What programs outside the engine hold: what is used less what is accounted for. Not while models come or go."""
+    """What programs outside the engine hold: what is used less what is accounted for. Not while models come or go.
+
+    That nobody knows is noted at any time: an old figure would be planned with otherwise.
+    """
     if command.card not in draft.state.catalogue.cards:
         known = ", ".join(draft.state.catalogue.cards) or "none is configured"
         raise asked.BadRequest(f"no card is called {command.card!r}; use one of: {known}", field="card")
-    if command.used_mib < 0 or (command.size_mib is not None and command.size_mib < 1):
+    if (command.used_mib is not None and command.used_mib < 0) or (command.size_mib is not None and command.size_mib < 1):
         raise asked.BadRequest(f"sizes of card {command.card} must be positive MiB", field="used_mib")
-    slots = [draft.state.slot(spec.name) for spec in draft.state.catalogue.on_card(command.card)]
-    if any(slot.is_changing for slot in slots):
+    if command.used_mib is not None and draft.state.is_changing(command.card):
         return
     on = draft.state.card(command.card)
-    models = sum(each.total_mib or 0 for slot in slots for each in slot.models.values())
-    services = sum(each.asked.services_mib for each in on.leases.values() if each.is_live)
-    outside = max(0, command.used_mib - models - services)
+    outside = None if command.used_mib is None else max(0, command.used_mib - _accounted_mib(draft, command.card))
     if (on.used_mib, on.outside_mib, command.size_mib or on.size_mib) == (command.used_mib, outside, on.size_mib):
         return
     draft.add(card.CardMeasured(at=draft.now, card=command.card, used_mib=command.used_mib, outside_mib=outside, size_mib=command.size_mib))
+
+
+def _accounted_mib(draft: Draft, name: str) -> int:
+    slots = [draft.state.slot(spec.name) for spec in draft.state.catalogue.on_card(name)]
+    models = sum(each.total_mib or 0 for slot in slots for each in slot.models.values())
+    return models + sum(each.asked.services_mib for each in draft.state.card(name).leases.values() if each.is_live)
 
 
 # ---- listings

@@ -103,8 +103,10 @@ class ReleaseHold:
 
 @dataclass(frozen=True, slots=True)
 class MeasureCard:
+    """What telemetry read. `used_mib` None: nobody knows any more, so nothing is planned with what was told before."""
+
     card: str
-    used_mib: int
+    used_mib: int | None
     size_mib: int | None = None
 
 

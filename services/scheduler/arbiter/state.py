@@ -214,6 +214,10 @@ class State:
         """The lease that an idempotency key stands for, open or ended."""
         return self.past.keys.get(key)
 
+    def is_changing(self, card: str) -> bool:
+        """Whether a load or an unload is under way on any slot of the card: what telemetry reads then accounts for nothing."""
+        return any(self.slot(spec.name).is_changing for spec in self.catalogue.on_card(card))
+
     def size_of(self, card: str) -> int | None:
         """The card's memory in MiB: as configured, else as measured, else unknown."""
         known = self.catalogue.cards.get(card)

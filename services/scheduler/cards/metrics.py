@@ -18,6 +18,7 @@ LANES = Gauge("scheduler_card_link_lanes", "Lanes of the card's PCIe link", ["ca
 PROCESSES = Gauge("scheduler_card_processes", "Processes that have the card open", ["card"])
 PROBLEM = Gauge("scheduler_card_problem", "1 while something is wrong with a card's settings or its driver", ["card"])
 READ_S = Gauge("scheduler_cards_read_seconds", "Time that the last reading of all cards took")
+UNTOLD = Counter("scheduler_cards_untold", "Figures that the arbiter failed to take; they are told again")
 UNREAD = Counter("scheduler_cards_unread", "Readings that failed or did not come in time")
 
 _BY_CARD = (SIZE, USED, TEMPERATURE, POWER, BUSY, LINK, LANES, PROCESSES, PROBLEM)

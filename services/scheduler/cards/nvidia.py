@@ -50,13 +50,10 @@ class Nvml(Protocol):
 
 
 def installed(root: Path = Path("/")) -> Nvml | None:
-    """The library's module; None where no driver shows, so that no memory is spent on it."""
+    """The library's module, imported only where a driver shows, so that elsewhere no memory is spent on it; else None."""
     if not any((root / each).exists() for each in DEVICES):
         return None
-    try:
-        return cast(Nvml, importlib.import_module("pynvml"))
-    except ImportError:
-        return None
+    return cast(Nvml, importlib.import_module("pynvml"))
 
 
 @dataclass
@@ -70,7 +67,10 @@ class Nvidia:
     def read(self) -> tuple[list[Draft], list[str]]:
         """A draft of each card, and what is wrong with the library itself."""
         if self._open is None:
-            library = self.library(self.root)
+            try:
+                library = self.library(self.root)
+            except ImportError:
+                return [], ["a driver of NVIDIA is here and its library for Python is not: pip install nvidia-ml-py"]
             if library is None:
                 return [], []
             try:

@@ -20,6 +20,7 @@ from services.scheduler.cards import metrics
 from services.scheduler.cards.matching import CardStatus, Configured, match
 from services.scheduler.cards.reading import Reading
 from shared.clock import Clock
+from shared.errors import Fault
 
 logger = structlog.get_logger()
 
@@ -56,7 +57,7 @@ class Telemetry:
 
     machine: Reader
     configured: Sequence[Configured]
-    on_change: Callable[[Measured], Awaitable[None]]
+    on_change: Callable[[Measured], Awaitable[bool]]  # False: it was of no use now, tell it again with the next reading
     clock: Clock
     pace: Pace = Pace()
     reading: Reading = field(default_factory=Reading)
@@ -68,7 +69,7 @@ class Telemetry:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
-        """Read now and at every interval; never returns."""
+        """Read now and at every interval; never returns, and no fault of a driver or of whom it tells ends it."""
         while True:
             await self.refresh()
             await self.clock.sleep(self.pace.interval_s)
@@ -84,6 +85,12 @@ class Telemetry:
             for status in self.statuses:
                 await self._tell(status)
             return self.statuses
+
+    async def used_mib(self, card: str) -> int | None:
+        """What is in use on a card by a reading that begins now; None: it has no hardware here, or nobody can tell."""
+        if not any(each.name == card and each.device is not None for each in self.configured):
+            return None
+        return next((status.used_mib for status in await self.refresh() if status.card.name == card), None)
 
     def configure(self, configured: Sequence[Configured]) -> None:
         """Other cards from the next reading on."""
@@ -135,8 +142,21 @@ class Telemetry:
             return  # nothing was ever known
         if told is not None and told.size_mib == now.size_mib and _is_near(told.used_mib, used, self.pace.step_mib):
             return
-        await self.on_change(now)
-        self._told[name] = now
+        try:
+            was_taken = await self.on_change(now)
+        except Fault as fault:
+            self._untold(name, fault.message)
+        except Exception:  # the outermost place of a telling: a bug there costs this figure, and not the engine
+            logger.exception("card_untold", card=name)
+            metrics.UNTOLD.inc()
+        else:
+            if was_taken:
+                self._told[name] = now
+
+    def _untold(self, name: str, reason: str) -> None:
+        """Told again with the next reading, like anything that is not in `_told`."""
+        logger.warning("card_untold", card=name, reason=reason)
+        metrics.UNTOLD.inc()
 
     def _log_problems(self) -> None:
         """Say what is wrong once, and again when it is something else."""

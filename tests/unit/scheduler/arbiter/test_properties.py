@@ -160,11 +160,11 @@ class Box(RuleBasedStateMachine):
         elif not held or ttl is not None:
             self.do(HoldCard(f"hold-{card}", "games", card, ttl=timedelta(seconds=ttl) if ttl is not None else None))
 
-    @rule(card=st.sampled_from(["gpu0", "gpu1"]), outside=st.sampled_from([0, 0, 600, 6_000]))
-    def measure(self, card: str, outside: int) -> None:
+    @rule(card=st.sampled_from(["gpu0", "gpu1"]), outside=st.sampled_from([0, 0, 600, 6_000, None]))
+    def measure(self, card: str, outside: int | None) -> None:
         slots = [self.world.state.slot(spec.name) for spec in self.world.known.on_card(card)]
         models = sum(each.mib or 3_000 for slot in slots for each in slot.models.values())
-        self.do(MeasureCard(card, models + outside))
+        self.do(MeasureCard(card, None if outside is None else models + outside))
 
     # ---- backends
 

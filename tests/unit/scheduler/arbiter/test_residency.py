@@ -402,6 +402,21 @@ def test_a_card_is_not_measured_while_models_come_or_go_on_it() -> None:
 
 
 @covers("lease.plan")
+def test_a_measurement_that_nobody_can_repeat_is_forgotten_even_while_models_come_or_go() -> None:
+    world = started()
+    world.do(MeasureCard("gpu0", 8_500 + 7_000, 24_000))
+    world.auto = False
+    loading = only(world.ask("run", RUN, "primary", "tiny"), model.ModelLoading)
+    fact = only(world.do(MeasureCard("gpu0", None)), card.CardMeasured)
+    assert (fact.used_mib, fact.outside_mib) == (None, None)
+    on = world.state.card("gpu0")
+    assert (on.used_mib, on.outside_mib, on.size_mib) == (None, None, 24_000)
+    assert world.do(MeasureCard("gpu0", None)) == []
+    world.finish(loading)
+    assert world.status("run") == "granted"
+
+
+@covers("lease.plan")
 def test_services_are_planned_with_by_the_lease_that_they_run_under() -> None:
     world = started()
     world.ask("painter", BATCH, "art", services=("comfyui",), services_mib=12_000)

@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace as Record
 from typing import Any
 
+import pynvml
 import pytest
 
 from services.scheduler.cards.machine import Machine
-from services.scheduler.cards.nvidia import Nvidia, installed
+from services.scheduler.cards.nvidia import ABSENT, Nvidia, Nvml, installed
+from services.scheduler.cards.nvidia import NOT_SUPPORTED as UNSUPPORTED
 from services.scheduler.cards.reading import CardReading, Holder, Link, Reading
 from tests.requirements import covers
 from tests.unit.scheduler.cards.trees import AMD_FILES, AMPERE, Tree
@@ -147,6 +149,28 @@ def test_the_library_stays_open_and_is_opened_anew_after_a_reset(tmp_path: Path)
 
 
 def test_the_module_is_looked_for_only_where_a_driver_shows(tmp_path: Path) -> None:
+    assert installed(tmp_path) is None
     Tree(tmp_path).write("dev/nvidiactl", "")
     library = installed(tmp_path)
-    assert library is None or issubclass(library.NVMLError, Exception)
+    assert library is not None
+    lacking = [name for name in vars(Nvml) if name.startswith("nvml") and not hasattr(library, name)]
+    assert lacking == [], "every function that is asked exists"
+
+
+@covers("cards.unknown")
+def test_the_codes_of_an_absent_driver_and_of_what_a_card_does_not_support_are_the_librarys_own() -> None:
+    assert {pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND} == ABSENT
+    unsupported = {pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH}
+    assert unsupported == UNSUPPORTED
+    assert int(getattr(pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), "value", 0)) == LOST
+
+
+@covers("cards.unknown")
+def test_a_driver_without_its_library_for_python_is_said_and_other_cards_are_read(tmp_path: Path) -> None:
+    def missing(_: Path) -> Nvml:
+        raise ImportError("No module named 'pynvml'")
+
+    Tree(tmp_path).card("card0", "0000:03:00.0", files=AMD_FILES)
+    reading = Machine(tmp_path, Nvidia(tmp_path, missing)).read()
+    assert len(reading.cards) == 1
+    assert "pip install nvidia-ml-py" in reading.problems[0]

@@ -11,10 +11,12 @@ from datetime import timedelta
 
 import pytest
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from services.scheduler.cards.matching import Configured
 from services.scheduler.cards.reading import CardReading, Link, Reading
 from services.scheduler.cards.telemetry import Measured, Pace, Telemetry, in_thread
+from shared.errors import LogUnavailable
 from shared.testing.clock import FakeClock
 from tests.requirements import covers
 from tests.support.waiting import until
@@ -63,8 +65,9 @@ class World:
         """Whether only the interval is waited for."""
         return [when for when, future in self.clock.sleepers if not future.done()] == [self.clock.at + timedelta(seconds=5)]
 
-    async def take(self, measured: Measured) -> None:
+    async def take(self, measured: Measured) -> bool:
         self.told.append(measured)
+        return True
 
 
 @pytest.fixture
@@ -168,16 +171,70 @@ async def test_whoever_asks_gets_a_reading_that_began_after_the_question(world: 
     assert [each[0].used_mib for each in statuses] == [100, 9_000]
 
 
-async def test_what_failed_to_be_told_is_told_again(world: World) -> None:
-    async def fails(measured: Measured) -> None:
-        raise ConnectionError("the log is away")
+@covers("cards.poll")
+@pytest.mark.parametrize("error", [LogUnavailable("the log is away"), ZeroDivisionError("a bug")])
+async def test_whom_it_tells_may_fail_and_is_told_again_with_the_next_reading(world: World, error: Exception) -> None:
+    tries: list[Measured] = []
+
+    async def fails(measured: Measured) -> bool:
+        tries.append(measured)
+        raise error
 
     world.telemetry.on_change = fails
-    with pytest.raises(ConnectionError):
-        await world.telemetry.refresh()
-    world.telemetry.on_change = world.take
-    await world.telemetry.refresh()
+    before = REGISTRY.get_sample_value("scheduler_cards_untold_total") or 0
+    async with asyncio.timeout(5), running(world.telemetry):
+        await until(lambda: len(tries) == 1 and world.waits)
+        with capture_logs() as logged:
+            world.clock.advance(5)
+            await until(lambda: len(tries) == 2 and world.waits)
+        world.telemetry.on_change = world.take
+        world.clock.advance(5)
+        await until(lambda: bool(world.told))
     assert [each.used_mib for each in world.told] == [100]
+    assert REGISTRY.get_sample_value("scheduler_cards_untold_total") == before + 2
+    (line,) = logged
+    assert line["event"] == "card_untold"
+    assert bool(line.get("exc_info")) is not isinstance(error, LogUnavailable), "a bug is logged with where it happened"
+
+
+@covers("cards.poll")
+async def test_one_card_that_cannot_be_told_keeps_no_other_from_it(world: World) -> None:
+    async def picky(measured: Measured) -> bool:
+        if measured.card == "bad":
+            raise ZeroDivisionError
+        return await world.take(measured)
+
+    other = CardReading(name="y", node="card1", used_mib=7, sources={"used_mib": "test"})
+    world.hardware.now = Reading(cards=(other, *holding(100).cards))
+    world.telemetry.configure((Configured("bad", "card1"), CARD))
+    world.telemetry.on_change = picky
+    await world.telemetry.refresh()
+    assert [each.card for each in world.told] == ["tel"]
+
+
+@covers("cards.poll")
+async def test_what_was_of_no_use_now_is_told_again_though_it_did_not_change(world: World) -> None:
+    async def not_now(measured: Measured) -> bool:
+        await world.take(measured)
+        return len(world.told) > 1
+
+    world.telemetry.on_change = not_now
+    for _ in range(3):
+        await world.telemetry.refresh()
+    assert [each.used_mib for each in world.told] == [100, 100]
+
+
+@covers("cards.unknown")
+async def test_what_is_in_use_is_asked_of_a_fresh_reading_and_never_guessed(world: World) -> None:
+    world.telemetry.configure((CARD, Configured("elsewhere")))
+    assert await world.telemetry.used_mib("tel") == 100
+    world.hardware.now = holding(7_000)
+    assert await world.telemetry.used_mib("tel") == 7_000
+    reads = world.hardware.reads
+    assert await world.telemetry.used_mib("elsewhere") is None
+    assert world.hardware.reads == reads, "a card that is not here is not looked for"
+    world.hardware.now = Reading()
+    assert await world.telemetry.used_mib("tel") is None
 
 
 @covers("cards.poll", "cards.unknown")
