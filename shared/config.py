@@ -23,6 +23,7 @@ from shared.section import Section, to_json
 
 PREFIX = "AETHERIUM_"
 FILE = "aetherium.yaml"
+CONFIG = f"{PREFIX}CONFIG"
 
 Port = int
 
@@ -139,14 +140,18 @@ def load(environ: Mapping[str, str] | None = None, file: Path | None = None) -> 
         BadSetting: a key is unknown, a value does not fit, or the file cannot be read.
     """
     env = dict(os.environ if environ is None else environ)
-    named = env.pop(f"{PREFIX}CONFIG", None)
-    path = file or (Path(named) if named else Path(FILE))
-    tree = _from_file(path, must_exist=file is not None or named is not None)
+    path = file or file_of(env)
+    tree = _from_file(path, must_exist=env.pop(CONFIG, None) is not None or file is not None)
     _merge(tree, _from_environ(env))
     try:
         return Settings.model_validate(tree)
     except ValidationError as error:
         raise BadSetting(_explain(error, env), field=_first_place(error)) from error
+
+
+def file_of(environ: Mapping[str, str] | None = None) -> Path:
+    """The file that settings are read from; it need not exist unless `AETHERIUM_CONFIG` names it."""
+    return Path((os.environ if environ is None else environ).get(CONFIG) or FILE)
 
 
 def _from_file(path: Path, *, must_exist: bool) -> dict[str, Any]:
@@ -156,6 +161,8 @@ def _from_file(path: Path, *, must_exist: bool) -> dict[str, Any]:
         if must_exist:
             raise BadSetting(f"the configuration file {str(path)!r} does not exist", field="AETHERIUM_CONFIG") from error
         return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetting(f"the configuration file {str(path)!r} cannot be read: {error}", field=str(path)) from error
     try:
         tree: object = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -240,3 +247,20 @@ def as_environ(settings: Settings) -> dict[str, str]:
 
     walk(settings, PREFIX)
     return flat
+
+
+def rereadable(env: Mapping[str, str], settings: Settings, section: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A child's `env` in which one section is as it was given, not as it was read, so that the child can follow the file's changes.
+
+    `environ` is where it was given. What came from elsewhere than there and the file stays as it was read.
+    """
+    outer, prefix = os.environ if environ is None else environ, f"{PREFIX}{section.upper()}__"
+    given = {name: value for name, value in outer.items() if name.startswith(prefix)}
+    if outer.get(CONFIG):
+        given[CONFIG] = str(file_of(outer).absolute())
+    open_env = {**{name: value for name, value in env.items() if not name.startswith(prefix)}, **given}
+    try:
+        is_same = getattr(load(open_env), section) == getattr(settings, section)
+    except BadSetting:
+        is_same = False
+    return open_env if is_same else dict(env)

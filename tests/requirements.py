@@ -96,6 +96,7 @@ REQUIRED: Mapping[str, str] = {
     "lease.usage": "A card's wall time is accounted for by run and agent: answering, swapping, held and idle (S23).",
     "slots.catalogue": "Slots stand in one order, with their card, alternates and standard set; hidden ones are used when named (S4).",
     "slots.checks": "Settings of slots that do not fit together are logged at boot under their tag, and the start goes on (S4).",
+    "slots.reload": "A changed file of settings is taken up while running, what cannot be is named, and a wrong one changes nothing (S4).",
     "slots.roles": "A call that belongs to no node has its slot, and an unpinned role leaves a slot that is down (S16).",
     "slots.nodes": "A node that names only a model goes to the default slot if that is for its model, and pins follow the nodes (S3, S12).",
     "order.whole": "Every call that was asked goes once or is refused with the reason; none is lost or doubled.",

@@ -158,7 +158,9 @@ class _Planner:
         health = 0 if name == "gateway" else self.port(name, host=self.settings.health.host)
         section = self.settings.health.model_copy(update={"port": health})
         settings = self.settings.model_copy(update={"health": section})
-        return health or settings.gateway.port, {**self.env, **config.as_environ(settings)}
+        env = {**self.env, **config.as_environ(settings)}
+        # The scheduler takes up changes of its section while it runs; what it is handed here it would keep for good.
+        return health or settings.gateway.port, config.rereadable(env, settings, "scheduler") if name == "scheduler" else env
 
 
 def reachable(host: str) -> str:

@@ -23,10 +23,11 @@ from services.scheduler.office import Office
 from services.scheduler.ordering.desk import Desk
 from services.scheduler.ordering.slots import Slot as Place
 from services.scheduler.relay_places import RelayPlaces
+from services.scheduler.reload import Reload
 from services.scheduler.run_leases import RunLeases
 from services.scheduler.slots import catalogue
 from services.scheduler.turns import LeasedSlots, OneSlot, Slot, Turns
-from shared import process, rpc, subjects
+from shared import config, process, rpc, subjects
 from shared.clock import SystemClock
 from shared.config import Settings
 from shared.eventlog import NatsEventLog
@@ -72,6 +73,7 @@ async def main(own: Process) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(floor.office.run())
             tasks.create_task(floor.leases.keep())
+            tasks.create_task(_reload(settings, floor).run())
             if cards is not None:
                 tasks.create_task(cards.run())
             tasks.create_task(calls.watch_ends(after=after))
@@ -130,6 +132,14 @@ def _verbs(floor: Floor, turns: capabilities.Turns) -> dict[str, Any]:
         return {"model": known.model, "guided": known.guided, "source": known.source}
 
     return {"slots": slots, "profile": profile}
+
+
+def _reload(settings: SchedulerSettings, floor: Floor) -> Reload:
+    async def apply(changed: SchedulerSettings) -> None:
+        await floor.office.adopt(catalogue(changed), changed.lease_sweep_s)
+        floor.turns.configured()
+
+    return Reload(config.file_of(), settings, lambda: config.load().scheduler, apply, SystemClock())
 
 
 def card_telemetry(settings: SchedulerSettings, office: Office, machine: Reader | None = None) -> Telemetry | None:

@@ -10,7 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
@@ -214,6 +214,14 @@ class Office:
         except Fault as fault:
             logger.warning("slot_listing_failed", slot=slot, reason=fault.message)
             return None
+
+    async def adopt(self, known: Catalogue, sweep_s: float) -> None:
+        """Decide by these settings from here on. What was decided stands; what they make possible is done now."""
+        async with self._lock:
+            self.known, self.sweep_s = known, sweep_s
+            self.state = replace(self.state, catalogue=known)
+        await self.do(Sweep())
+        self._has_moved()  # whoever waits sees for himself, and the sweep finds its new pace
 
     # ---- calls in flight
 

@@ -87,9 +87,8 @@ class RunLeases:
         """Take over the leases of living runs, end those of dead ones, and renew in time; never returns."""
         await self.office.ready.wait()
         await self.sweep()
-        pause_s = self.office.known.times.lease_ttl.total_seconds() / 3
         while True:
-            await self.office.clock.sleep(pause_s)
+            await self.office.clock.sleep(self.office.known.times.lease_ttl.total_seconds() / 3)
             for each in [each for each in self.office.state.leases() if each.priority is Priority.RUN and each.status is Status.GRANTED]:
                 try:
                     await self.office.do(Renew(each.id))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -99,6 +99,10 @@ class Turns(Protocol):
         """How many calls wait there."""
         ...
 
+    def configured(self) -> None:
+        """The slots' settings have changed."""
+        ...
+
 
 @dataclass
 class OneSlot:
@@ -120,6 +124,9 @@ class OneSlot:
 
     def waiting(self, slot: str) -> int:
         return self.slot.waiting
+
+    def configured(self) -> None:
+        return None
 
 
 @dataclass
@@ -173,6 +180,12 @@ class LeasedSlots:
 
     def waiting(self, slot: str) -> int:
         return sum(call.pin == slot for call in self.desk.waiting)
+
+    def configured(self) -> None:
+        """Whoever has waited for room that there is now gets it at once; calls in flight beyond a smaller bound are answered."""
+        for name, slot in list(self.desk.slots.items()):
+            self.desk.configured(replace(slot, concurrency=self.office.known.slots[name].concurrency))
+            self._decide(name)
 
     def _forget_call(self, call_id: str) -> None:
         self._turns.pop(call_id, None)

@@ -63,6 +63,7 @@ DOMAIN = (
     "services.scheduler.arbiter",
     "services.scheduler.books",
     "services.scheduler.capabilities",
+    "services.scheduler.changes",
     "services.scheduler.dialects",
     "services.scheduler.invariants",
     "services.scheduler.model_names",

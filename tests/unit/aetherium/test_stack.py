@@ -60,6 +60,30 @@ async def test_every_service_gets_the_same_addresses_and_a_health_port_of_its_ow
     assert {service.data_dir for service in services} == {tmp_path}
 
 
+@covers("slots.reload")
+async def test_the_scheduler_can_read_its_section_of_the_file_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        "scheduler: {lease_ttl_s: 60, slots: {primary: {url: 'http://gpu:1', api_key: k}}}\ngateway: {max_message_chars: 500}\n"
+    )
+    monkeypatch.setenv("AETHERIUM_CONFIG", str(file))
+    monkeypatch.setenv("AETHERIUM_SCHEDULER__LEASE_SWEEP_S", "3")
+    given = config.load().model_copy(update={"data_dir": tmp_path, "inference": NO_MODEL})
+    plan = await make_plan(given)
+    assert child_settings(plan, "scheduler").scheduler == given.scheduler
+    file.write_text(file.read_text().replace("60", "90").replace("500", "700"))
+    changed = child_settings(plan, "scheduler")
+    assert (changed.scheduler.lease_ttl_s, changed.scheduler.lease_sweep_s) == (90, 3)
+    assert changed.gateway.max_message_chars == 500  # the other sections are as the engine was started with
+    assert child_settings(plan, "gateway").scheduler == given.scheduler
+
+
+@covers("slots.reload")
+async def test_settings_that_came_from_elsewhere_than_the_file_stay_as_they_are(tmp_path: Path) -> None:
+    given = settings(tmp_path, scheduler=config.SchedulerSettings(lease_ttl_s=33))
+    assert child_settings(await make_plan(given), "scheduler").scheduler == given.scheduler
+
+
 @covers("stack.ports")
 async def test_a_taken_gateway_port_is_replaced_and_said(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
