@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
-from pydantic.alias_generators import to_camel
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from shared.bodies import Body
 
 MAX_WAIT_S = 25.0  # that one request may wait for news: below what proxies and clients give a request
 
 
-class Request(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
-
-
-class LeaseRequest(Request):
+class LeaseRequest(Body):
     """A slot for batch work or a chat client. Sizes are MiB, times seconds; left out, the settings' own apply.
 
     `waitS`: how long it may queue. `ttlS`: how long a grant lasts without a renewal. `key`: one lease however often it is sent.
@@ -33,7 +30,7 @@ class LeaseRequest(Request):
     key: str = ""
 
 
-class LeaseRef(Request):
+class LeaseRef(Body):
     """A lease by its id. With `waitS`: answer as soon as its state is another than `seen`."""
 
     lease_id: str
@@ -41,17 +38,17 @@ class LeaseRef(Request):
     seen: str = ""
 
 
-class Renewal(Request):
+class Renewal(Body):
     lease_id: str = ""
     ttl_s: PositiveFloat | None = None
 
 
-class Ending(Request):
+class Ending(Body):
     lease_id: str = ""
     reason: str = ""
 
 
-class HoldRequest(Request):
+class HoldRequest(Body):
     """A whole card for something outside the engine, once its runs are over; until released, or `ttlS` after it is held."""
 
     card: str = ""
@@ -61,6 +58,6 @@ class HoldRequest(Request):
     ttl_s: PositiveFloat | None = None
 
 
-class HoldEnding(Request):
+class HoldEnding(Body):
     hold_id: str
     reason: str = "released"

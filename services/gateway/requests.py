@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints, field_validator
 from pydantic.alias_generators import to_camel
 
+from shared.bodies import Body
 from shared.events.content import Budgets, Sampling
 from shared.ids import digest
 from shared.template import Features, Template
@@ -14,10 +15,6 @@ from shared.template import Features, Template
 MAX_FILES = 64
 MAX_FILES_BYTES = 256 * 1024  # of all contents together
 MAX_PATH_BYTES = 255
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel)
 
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
@@ -95,7 +92,7 @@ class RunFromTemplate(Ask):
     project_name: Name
     description: Annotated[str, StringConstraints(max_length=4000)] = ""
     workspace_tier: Name = "Standard"
-    files: dict[str, str] = {}  # path → text; the workspace begins with them
+    files: dict[str, str] = Field(default={})  # path → text; the workspace begins with them
 
     @field_validator("files")
     @classmethod

@@ -17,12 +17,13 @@ from pydantic import ValidationError
 from services.scheduler.arbiter import Lease, Status, explain, waiting
 from services.scheduler.arbiter.commands import HoldCard, Release, ReleaseHold, Renew, RequestLease, UnknownLease
 from services.scheduler.office import Office
+from shared.bodies import Body
 from shared.errors import BadInput
 from shared.events.lease import Priority
 from shared.ids import derived_id, new_id
-from shared.lease_requests import MAX_WAIT_S, Ending, HoldEnding, HoldRequest, LeaseRef, LeaseRequest, Renewal, Request
+from shared.lease_requests import MAX_WAIT_S, Ending, HoldEnding, HoldRequest, LeaseRef, LeaseRequest, Renewal
 
-Ask = TypeVar("Ask", bound=Request)
+Ask = TypeVar("Ask", bound=Body)
 Json = Mapping[str, Any]
 
 

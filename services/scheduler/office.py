@@ -86,7 +86,7 @@ class Office:
     changes: int = 0  # counted so that whoever waits for something to move misses nothing
     state: State = field(init=False)
     _seqs: dict[str, int] = field(default_factory=dict[str, int])
-    _last: int = 0
+    _read_to: int = 0  # in the log; beyond it only this process's own facts are known
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _observers: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     _work: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
@@ -134,13 +134,17 @@ class Office:
     def _note(self, facts: Sequence[Fact]) -> None:
         for fact in facts:
             self._seqs[str(fact.aggregate)] = fact.seq
-            self._last = max(self._last, fact.seq)
 
     async def _catch_up(self) -> None:
-        """Take in what the log holds beyond what is known here."""
-        facts = await read_together(self.log, *map(subjects.of_domain, DOMAINS), after=self._last)
-        self._note(facts)
-        self.state = fold(self.state, (fact.event for fact in facts))
+        """Take in what the log holds and is not known here: another's facts may stand before our own last one."""
+        facts = await read_together(self.log, *map(subjects.of_domain, DOMAINS), after=self._read_to)
+        fresh = [fact for fact in facts if fact.seq > self._seqs.get(str(fact.aggregate), 0)]
+        self._read_to = max((fact.seq for fact in facts), default=self._read_to)
+        if not fresh:
+            return
+        self._note(fresh)
+        self.state = fold(self.state, (fact.event for fact in fresh))
+        self._has_moved()  # whatever is decided next: somebody may wait for just this
 
     def _has_moved(self) -> None:
         self.changes += 1

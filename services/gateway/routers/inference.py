@@ -17,7 +17,7 @@ from services.gateway.core import Gateway
 from services.gateway.problems import LeaseRefused
 from services.gateway.requests import example_of
 from shared.errors import BadInput, Conflict, Fault, NotFound, RemoteFault
-from shared.lease_requests import MAX_WAIT_S, Ending, HoldEnding, HoldRequest, LeaseRef, LeaseRequest, Renewal
+from shared.lease_requests import MAX_WAIT_S, Ending, HoldRequest, LeaseRequest, Renewal
 
 Key = Annotated[str | None, Header(alias="Idempotency-Key")]
 LeaseId = Annotated[str, PathParameter(alias="leaseId")]
@@ -72,7 +72,7 @@ def leases(gateway: Gateway) -> APIRouter:
         seen: str = "",
     ) -> dict[str, Any]:
         """A lease as it is. With `waitS` and `seen`: as soon as its state is another, such as `release_wanted`."""
-        return await ask("lease", **LeaseRef(lease_id=lease_id, wait_s=wait_s, seen=seen).model_dump(by_alias=True))
+        return await ask("lease", leaseId=lease_id, waitS=wait_s, seen=seen)
 
     @api.post("/{leaseId}/renew", openapi_extra=example_of(Renewal))
     async def renew_lease(request: Request, lease_id: LeaseId) -> dict[str, Any]:
@@ -117,6 +117,6 @@ def cards(gateway: Gateway) -> APIRouter:
     @api.delete("/holds/{holdId}")
     async def release_hold(hold_id: HoldId) -> dict[str, Any]:
         """End a reservation."""
-        return await ask("hold_release", **HoldEnding(hold_id=hold_id).model_dump(by_alias=True))
+        return await ask("hold_release", holdId=hold_id)
 
     return api

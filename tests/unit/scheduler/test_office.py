@@ -149,6 +149,39 @@ async def test_time_alone_ends_a_lease_that_is_not_renewed() -> None:
         await until(ended(office, "b"))
 
 
+@covers("lease.office")
+async def test_who_waits_hears_of_what_another_process_decided_though_nothing_follows_from_it_here() -> None:
+    made, log = servers(), MemoryLog()
+    async with asyncio.timeout(5), at_work(log, FakeClock(), made) as first:
+        await until(at_rest(first, made))
+        await first.do(run_lease("a", "std"))
+        await until(granted(first, "a"))
+        second = Office(log, KNOWN, made, FakeClock())
+        await second.do(run_lease("b", "tiny"))  # a conflict: it takes in what there is
+        assert granted(second, "a")()
+        waiting = asyncio.create_task(Counter(second).lease({"leaseId": "a", "seen": "granted", "waitS": 20}))
+        await asyncio.sleep(0)
+        await first.do(EndRun("run-a"))  # a conflict here too
+        assert await second.do(Release("a")) == [], "it was released already"
+        assert (await waiting)["state"] == "released"
+
+
+@covers("lease.office")
+async def test_a_fact_of_another_process_before_our_own_last_one_is_taken_in() -> None:
+    made, log = servers(), MemoryLog()
+    async with asyncio.timeout(5), at_work(log, FakeClock(), made) as first:
+        await until(at_rest(first, made))
+        await first.do(run_lease("a", "std"))
+        second = Office(log, KNOWN, made, FakeClock())
+        await second.do(run_lease("b", "std"))
+        await first.do(RequestLease("far", "chat", Priority.INTERACTIVE, "secondary", ("coder",)))
+        await second.do(Release("b"))  # beyond what `first` wrote about the other slot
+        await second.do(RequestLease("near", "chat", Priority.INTERACTIVE, "secondary", ("coder",)))
+        assert ended(second, "far")()
+        assert ended(second, "near")()
+        assert fold(State(KNOWN), (fact.event for fact in log.facts)) == second.state
+
+
 SCRIPT: Sequence[Command] = (
     batch_lease("b", "mid"),
     run_lease("a", "big"),
