@@ -35,6 +35,7 @@ from shared.events import run, tool
 from shared.inbox import NatsInbox
 from shared.process import Process
 from shared.scheduler_settings import SchedulerSettings
+from shared.tenure import NatsRegister, StoodDown, Tenure
 
 logger = structlog.get_logger()
 
@@ -55,22 +56,44 @@ class Floor:
 
 
 async def main(own: Process) -> None:
-    settings = own.settings.scheduler
-    for problem in slot_checks.problems(settings):
+    """Stand by until no other scheduler is active, be the active one, and stand by again should another take over."""
+    for problem in slot_checks.problems(own.settings.scheduler):
         logger.warning("slot_setting", problem=str(problem))
-    floor = await compose(own.settings, own.log)
+    tenure = Tenure(NatsRegister(own.bus, "scheduler"), own.owner, SystemClock())
+    server = await process.serve_health(own)
+    try:
+        while True:
+            await tenure.take()
+            try:
+                await serve(own, tenure)
+            except* StoodDown:
+                logger.warning("work_left_to_the_active_scheduler")
+    finally:
+        await tenure.release()
+        if server is not None:
+            server.close()
+
+
+async def serve(own: Process, tenure: Tenure) -> None:
+    """Be the active scheduler.
+
+    Raises:
+        ExceptionGroup: of `StoodDown`, once another is.
+    """
+    settings = own.settings.scheduler
+    floor = await compose(own.settings, own.log, tenure)
     cards = card_telemetry(settings, floor.office)
     calls = Calls(own.log, floor.turns, Live(own.bus))
     inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),), poisoned=calls.give_up)
-    await rpc.serve(
+    service = await rpc.serve(
         own.bus,
         "scheduler",
         {**_verbs(floor, own.settings.inference.turns), **Counter(floor.office).verbs, "relay_places": RelayPlaces(floor.office).verb},
     )
     after = await own.log.last_seq()
-    server = await process.serve_health(own)
     try:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_end_with(tenure))
             tasks.create_task(floor.office.run())
             tasks.create_task(floor.leases.keep())
             tasks.create_task(_reload(settings, floor).run())
@@ -80,17 +103,26 @@ async def main(own: Process) -> None:
             tasks.create_task(read_ahead(own.log, after=after))
             tasks.create_task(inbox.run(calls.handle))
     finally:
+        if own.bus.client.is_connected:
+            await service.stop()
         for slot in floor.slots.values():
             await slot.backend.close()
-        if server is not None:
-            server.close()
 
 
-async def compose(settings: Settings, log: NatsEventLog) -> Floor:
+async def _end_with(tenure: Tenure) -> None:
+    """
+    Raises:
+        StoodDown: another scheduler is active; whatever runs beside this is cancelled.
+    """
+    await tenure.hold()
+    await tenure.confirm()
+
+
+async def compose(settings: Settings, log: NatsEventLog, tenure: Tenure) -> Floor:
     """The configured slots; without any, one for the inference server that was found or named."""
     inference, chosen = settings.inference, settings.scheduler
     servers = await managed.servers(chosen)
-    office = Office(log, catalogue(chosen), servers, SystemClock(), chosen.lease_sweep_s)
+    office = Office(log, catalogue(chosen), servers, SystemClock(), chosen.lease_sweep_s, tenure)
     leases = RunLeases(office, log)
     if servers:
         slots = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
@@ -38,9 +38,11 @@ from shared.errors import Conflict, Fault
 from shared.eventlog import EventLog, Write, read_together
 from shared.events.envelope import Event, Fact
 from shared.events.model import ModelLoadFailed
+from shared.tenure import StoodDown
 
 DOMAINS = ("lease", "model", "card")
 PROBE_S = 5.0
+RELIEVE_S = 10.0
 SETTLE_S = 0.05  # the shortest pause between two looks at the clock
 
 logger = structlog.get_logger()
@@ -69,6 +71,25 @@ class Server(Protocol):
     async def unload(self, model: str, instance: str | None) -> None: ...
 
 
+class Tenure(Protocol):
+    """Whether this process is the one that decides."""
+
+    async def confirm(self, *, anew: bool = False) -> None:
+        """Return if it is; `anew`: whatever was known a moment ago.
+
+        Raises:
+            StoodDown: another process decides now.
+        """
+        ...
+
+
+class Undisputed:
+    """The tenure of the only process there is."""
+
+    async def confirm(self, *, anew: bool = False) -> None:
+        return None
+
+
 @dataclass
 class Office:
     """The one arbiter of a box. `answering` counts the calls in flight by slot and model."""
@@ -78,6 +99,7 @@ class Office:
     servers: Mapping[str, Server]
     clock: Clock
     sweep_s: float = 5.0
+    tenure: Tenure = field(default_factory=Undisputed)
     meter: Meter | None = None  # what the cards' telemetry reads
     probes: Probes = field(default_factory=Probes)
     answering: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict[tuple[str, str], int](int))
@@ -101,19 +123,23 @@ class Office:
 
         Raises:
             BadRequest, UnknownLease, LeaseEnded: see `arbiter.commands`; nothing happened.
+            StoodDown: another process decides now; what was stored last, that one carries out.
         """
         async with self._lock:
             while True:
                 facts, after = decide_and_evolve(self.state, command, self.clock.now(), self.answering)
                 if not facts:
                     return []
+                await self.tenure.confirm()
                 try:
                     await self._store(facts)
-                except Conflict:  # somebody else decided meanwhile: decide again on what they did
+                except Conflict:  # somebody else decided meanwhile, who may hold the office now: else decide again on what they did
+                    await self.tenure.confirm(anew=True)
                     await self._catch_up()
                     continue
                 self.state = after
                 break
+        await self.tenure.confirm()  # a process that was stopped in between does not act on what it has stored
         self.failures |= {(fact.slot, fact.model): fact.reason for fact in facts if isinstance(fact, ModelLoadFailed)}
         self._carry_out(facts)
         self._has_moved()
@@ -135,16 +161,17 @@ class Office:
         for fact in facts:
             self._seqs[str(fact.aggregate)] = fact.seq
 
-    async def _catch_up(self) -> None:
-        """Take in what the log holds and is not known here: another's facts may stand before our own last one."""
+    async def _catch_up(self) -> list[Event]:
+        """Take in what the log holds and is not known here: another's facts may stand before our own last one. Gives them."""
         facts = await read_together(self.log, *map(subjects.of_domain, DOMAINS), after=self._read_to)
         fresh = [fact for fact in facts if fact.seq > self._seqs.get(str(fact.aggregate), 0)]
         self._read_to = max((fact.seq for fact in facts), default=self._read_to)
-        if not fresh:
-            return
-        self._note(fresh)
-        self.state = fold(self.state, (fact.event for fact in fresh))
-        self._has_moved()  # whatever is decided next: somebody may wait for just this
+        events = [fact.event for fact in fresh]
+        if events:
+            self._note(fresh)
+            self.state = fold(self.state, events)
+            self._has_moved()  # whatever is decided next: somebody may wait for just this
+        return events
 
     def _has_moved(self) -> None:
         self.changes += 1
@@ -168,9 +195,13 @@ class Office:
                 self._begin(effect)
 
     def _begin(self, effect: Load | Unload) -> None:
-        task = asyncio.create_task(self._load(effect) if isinstance(effect, Load) else self._unload(effect))
+        task = asyncio.create_task(self._carried_out(effect))
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+
+    async def _carried_out(self, effect: Load | Unload) -> None:
+        with suppress(StoodDown):  # how it ended, the active scheduler sees on the server
+            await (self._load(effect) if isinstance(effect, Load) else self._unload(effect))
 
     async def _load(self, wanted: Load) -> None:
         try:
@@ -252,6 +283,7 @@ class Office:
                 self._begin(effect)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._sweep())
+                tasks.create_task(self._relieve())
                 for slot in self.servers:
                     tasks.create_task(self._watch(slot))
         finally:
@@ -274,6 +306,13 @@ class Office:
         while True:
             await self.clock.sleep(PROBE_S)
             await self.probe(slot)
+
+    async def _relieve(self) -> None:
+        """Carry out what a predecessor stored in its last moment, after this one had read the log."""
+        while True:
+            await self.clock.sleep(RELIEVE_S)
+            async with self._lock:
+                self._carry_out(await self._catch_up())
 
     async def _sweep(self) -> None:
         while True:

@@ -27,6 +27,7 @@ from services.scheduler.run_leases import LeaseRefused, RunLeases
 from shared.errors import Fault
 from shared.events.envelope import Fact
 from shared.events.run import LlmRequested
+from shared.tenure import StoodDown
 
 Queued = Callable[[int, str], Awaitable[None]]
 """Tells whoever waits its position, and why it waits."""
@@ -256,6 +257,8 @@ class LeasedSlots:
         """Have a model loaded under the lease of a call that waits for it; the desk is told how it ended."""
         try:
             await self._load(slot, model, partial(self._waiting_lease, slot, model))
+        except StoodDown:
+            return  # the calls are not failed: they are asked again of the scheduler that is active now
         except Fault as fault:
             self._fail(slot, model, fault.message)
         finally:

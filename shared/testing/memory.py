@@ -14,13 +14,14 @@ import structlog
 
 from shared.blobs import reference_to
 from shared.clock import Clock, SystemClock
-from shared.errors import BadInput, Conflict, NotFound
+from shared.errors import BadInput, Conflict, LogUnavailable, NotFound
 from shared.eventlog import MAX_BODY, Write
 from shared.events.content import BlobRef
 from shared.events.envelope import Event, Fact, body_of, decode, headers_of, subject_of
 from shared.ids import new_id
 from shared.inbox import Delivery, Handler
 from shared.subjects import Aggregate
+from shared.tenure import Record
 
 logger = structlog.get_logger()
 
@@ -202,3 +203,27 @@ class MemoryBlobs:
         if content is None or reference_to(content).sha256 != ref.sha256:
             raise NotFound(f"no blob {ref.sha256}, or not whole", sha256=ref.sha256)
         return content
+
+
+@dataclass
+class MemoryRegister:
+    """An office's record, shared by those that compete for it in a test. `away`: it does not answer."""
+
+    record: Record | None = None
+    revision: int = 0
+    away: bool = False
+
+    async def read(self) -> tuple[int, Record | None]:
+        self._answer()
+        return self.revision, self.record
+
+    async def write(self, record: Record, *, after: int) -> int:
+        self._answer()
+        if after != self.revision:
+            raise Conflict("written by another")
+        self.record, self.revision = record, self.revision + 1
+        return self.revision
+
+    def _answer(self) -> None:
+        if self.away:
+            raise LogUnavailable("the register is away")

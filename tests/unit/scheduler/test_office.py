@@ -17,10 +17,11 @@ from services.scheduler.arbiter.state import State
 from services.scheduler.backends.faults import StateUnknown
 from services.scheduler.counter import Counter
 from services.scheduler.invariants import violations
-from services.scheduler.office import Office
+from services.scheduler.office import RELIEVE_S, Office
 from services.scheduler.slots import catalogue
 from shared.errors import BadInput, Fault
 from shared.events.lease import Priority
+from shared.tenure import StoodDown
 from shared.testing.clock import FakeClock
 from shared.testing.memory import MemoryLog
 from tests.requirements import covers
@@ -294,3 +295,42 @@ async def test_a_wrong_request_names_its_field_and_changes_nothing(ask: dict[str
             await Counter(office).request(ask)
         assert raised.value.details["field"] == field
         assert len(log.facts) == before
+
+
+# ---- another scheduler is active
+
+
+@dataclass
+class Relieved:
+    """A tenure that is lost at the `at`-th time that it is asked for."""
+
+    at: int
+    asked: int = 0
+
+    async def confirm(self, *, anew: bool = False) -> None:
+        self.asked += 1
+        if self.asked >= self.at:
+            raise StoodDown("another is active")
+
+
+@pytest.mark.parametrize(("at", "is_stored"), [(1, False), (2, True)])
+@covers("standby.fenced")
+async def test_a_scheduler_that_was_relieved_acts_on_nothing_and_its_successor_on_all_that_is_stored(at: int, is_stored: bool) -> None:
+    log, clock, made = MemoryLog(), FakeClock(), servers()
+    made["primary"].loaded["std"] = Seen("std", "loaded")
+    async with asyncio.timeout(5), at_work(log, clock, made) as successor:
+        await until(at_rest(successor, made))
+        stopped = Office(log, KNOWN, made, clock)
+        await stopped.do(batch_lease("early", "std"))  # it is in the middle of its work, and knows the log
+        await until(lambda: stopped.state.lease("early") is not None)
+        made["primary"].asked.clear()
+        stopped.tenure = Relieved(at)
+        with pytest.raises(StoodDown):
+            await stopped.do(batch_lease("a", "tiny"))
+        assert any(getattr(fact.event, "lease_id", "") == "a" for fact in log.facts) is is_stored
+        assert made["primary"].asked == []
+        clock.advance(RELIEVE_S)
+        await until(lambda: successor.state.lease("early") is not None)
+        if is_stored:
+            await until(granted(successor, "a"))
+        assert made["primary"].asked == (["load tiny"] if is_stored else [])

@@ -31,7 +31,7 @@ from shared.testing.memory import MemoryLog
 from tests.requirements import covers
 from tests.support.waiting import until
 from tests.unit.scheduler.arbiter.world import box
-from tests.unit.scheduler.test_office import FakeServer
+from tests.unit.scheduler.test_office import FakeServer, Relieved
 
 KNOWN = catalogue(box())
 
@@ -265,3 +265,17 @@ async def test_leases_of_runs_that_ended_while_no_scheduler_was_there_are_ended_
 
 def _asked() -> dict[str, Any]:
     return {"key": "t", "call_id": "c", "agent": "coder", "turn": 1, "adds": (), "sampling": Sampling(temperature=0.0)}
+
+
+@covers("standby.fenced")
+async def test_calls_of_a_scheduler_that_was_relieved_are_not_failed_but_left_to_the_active_one() -> None:
+    async with asyncio.timeout(10), opened() as floor:
+        assert await floor.answer("a", 1, "mid") == "mid"
+        floor.office.tenure = tenure = Relieved(3)  # the lease is stored and acted on, and the load is not even stored
+        waiting = asyncio.create_task(floor.answer("a", 2, "big"))
+        await until(lambda: tenure.asked >= 3 and not floor.turns._loading)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert "big" not in floor.loads
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
