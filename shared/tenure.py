@@ -83,6 +83,7 @@ class Tenure:
     now_s: Callable[[], float] = time.monotonic
     ttl_s: float = TTL_S
     boot: str = field(default_factory=new_id)
+    stands_by: bool = False  # another holds the office, and this one waits for it
     _revision: int = 0
     _until_s: float = float("-inf")
     _is_held: bool = False
@@ -104,9 +105,11 @@ class Tenure:
                     if seen is None or seen[0] != revision:
                         if seen is None:
                             logger.info("standing_by", holder=record.owner)
+                            self.stands_by = True
                         seen = revision, self.now_s()
                 elif await self._write(revision):
                     logger.info("in_office", owner=self.owner, after=record.owner if record else "")
+                    self.stands_by = False
                     return
             except LogUnavailable:
                 seen = None  # nor can the holder write: it has its whole time once the log is back

@@ -27,7 +27,7 @@ _PER_LINE = re.compile(r"\bone\s+(?:[\w-]+\s+)?(?:per|a|on\s+each)\s+line\b|\bea
 # Kinds of things that programs can tell from other text: how they are called, and a pattern that `grep -oE` takes too.
 _KINDS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("e-mail address", re.compile(r"\be-?mail(?:\s+address(?:es)?|s)\b", re.IGNORECASE), r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}"),
-    ("URL", re.compile(r"\b(?:urls?|web\s+addresses|links)\b", re.IGNORECASE), r"https?://[^ \"'<>]+"),
+    ("URL", re.compile(r"\b(?:urls?|web\s+addresses|links)\b", re.IGNORECASE), r"https?://[^ \"<>]+"),
     ("IP address", re.compile(r"\bip(?:v4)?\s+addresses\b", re.IGNORECASE), r"([0-9]{1,3}\.){3}[0-9]{1,3}"),
     ("date", re.compile(r"\bdates\b", re.IGNORECASE), r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
 )
@@ -99,9 +99,10 @@ def _kind(said: str, path: str, text: str, files: Collection[str]) -> str | None
             continue
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip() and not re.fullmatch(pattern, line.strip()):
-                return (
-                    f"must hold one {name} a line and nothing else; line {number} is not just that. Run: grep -oE '{pattern}' on the text"
-                )
+                order = " | sort -u" if _ONCE.search(said) else " | sort" if _SORTED.search(said) else ""
+                sources = [each for each in owed.named_files(said) if each in files and each != path]
+                run = f"grep -oE '{pattern}' {sources[0]}{order} > {path}" if sources else f"grep -oE '{pattern}' on the text"
+                return f"must hold one {name} a line and nothing else; line {number} is not just that. Run: {run}"
     return None
 
 

@@ -60,22 +60,29 @@ async def main(own: Process) -> None:
     for problem in slot_checks.problems(own.settings.scheduler):
         logger.warning("slot_setting", problem=str(problem))
     tenure = Tenure(NatsRegister(own.bus, "scheduler"), own.owner, SystemClock())
-    server = await process.serve_health(own)
+    serves = asyncio.Event()
+
+    async def missing() -> dict[str, str]:
+        return {} if serves.is_set() or tenure.stands_by else {"scheduler": "neither active nor standing by yet"}
+
+    server = await process.serve_health(own, missing)
     try:
         while True:
             await tenure.take()
             try:
-                await serve(own, tenure)
+                await serve(own, tenure, serves)
             except* StoodDown:
                 logger.warning("work_left_to_the_active_scheduler")
+            finally:
+                serves.clear()
     finally:
         await tenure.release()
         if server is not None:
             server.close()
 
 
-async def serve(own: Process, tenure: Tenure) -> None:
-    """Be the active scheduler.
+async def serve(own: Process, tenure: Tenure, serves: asyncio.Event) -> None:
+    """Be the active scheduler; `serves` is set once it answers.
 
     Raises:
         ExceptionGroup: of `StoodDown`, once another is.
@@ -91,6 +98,7 @@ async def serve(own: Process, tenure: Tenure) -> None:
         {**_verbs(floor, own.settings.inference.turns), **Counter(floor.office).verbs, "relay_places": RelayPlaces(floor.office).verb},
     )
     after = await own.log.last_seq()
+    serves.set()
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_end_with(tenure))

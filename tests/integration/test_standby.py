@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import sys
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from shared import subjects
@@ -33,34 +30,15 @@ from simulators.lmstudio.server import LmStudioServer
 from simulators.openai_server import CLIENT_LEFT, SERVED
 from simulators.script import Script
 from simulators.testing import serving
-from tests.conftest import NatsServer, free_port
+from tests.conftest import NatsServer
 from tests.requirements import covers
-from tests.support.waiting import LOOK_EVERY_S, until
+from tests.support import schedulers
+from tests.support.schedulers import Scheduler
+from tests.support.waiting import until
 
 MODEL = "qwen3-8b"
 WITHIN_S = 10.0  # the bound that a takeover is held to
 SLOW_ONCE: list[Any] = [{"content": "Good day.", "fault": "never", "first_n": 1}]
-
-
-@dataclass
-class Scheduler:
-    """A scheduler process, which can be killed and stopped."""
-
-    env: dict[str, str]
-    port: int
-    process: asyncio.subprocess.Process
-    said: Path
-
-    @property
-    def name(self) -> str:
-        return f"aetherium/scheduler-{self.env['AETHERIUM_INSTANCE']}"
-
-    def send(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    async def killed(self) -> None:
-        self.send(signal.SIGKILL)
-        await self.process.wait()
 
 
 @dataclass
@@ -77,32 +55,10 @@ class Box:
     run: str = field(default_factory=new_id)
 
     async def start(self, instance: str) -> Scheduler:
-        port = free_port()
         slots = {"primary": {"url": self.studio_url, "kind": "lm-studio", "models": {MODEL: {}}}}
-        env = {
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith("AETHERIUM_") and not name.lower().endswith("_proxy")
-            },
-            "AETHERIUM_NATS__URL": self.url,
-            "AETHERIUM_DATA_DIR": str(self.folder),
-            "AETHERIUM_INSTANCE": instance,
-            "AETHERIUM_HEALTH__PORT": str(port),
-            "AETHERIUM_SCHEDULER__SLOTS": json.dumps(slots),
-        }
-        said = self.folder / f"scheduler-{instance}.log"
-        with said.open("wb") as file:
-            command = (sys.executable, "-m", "services.scheduler.app")
-            process = await asyncio.create_subprocess_exec(*command, env=env, stdout=file, stderr=file)
-        made = Scheduler(env, port, process, said)
+        made = await schedulers.start(self.folder, self.url, instance, {"AETHERIUM_SCHEDULER__SLOTS": json.dumps(slots)})
         self.schedulers.append(made)
-        async with httpx.AsyncClient(trust_env=False) as http, asyncio.timeout(30):
-            while True:
-                with suppress(httpx.TransportError):
-                    if (await http.get(f"http://127.0.0.1:{port}/readyz")).is_success:
-                        return made
-                await asyncio.sleep(LOOK_EVERY_S)
+        return made
 
     async def pair(self) -> tuple[Scheduler, Scheduler]:
         """The active one, and one that stands by."""
@@ -148,9 +104,7 @@ async def box(folder: Path, *, replies: Any, load_s: float = 0.0) -> AsyncGenera
                 yield made
             finally:
                 for each in made.schedulers:
-                    if each.process.returncode is None:
-                        each.send(signal.SIGKILL)
-                    await each.process.wait()
+                    await each.killed()
                 await bus.close()
     finally:
         server.kill()

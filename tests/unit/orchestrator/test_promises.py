@@ -42,6 +42,13 @@ def test_what_the_request_says_of_a_file_is_held_against_it(request_text: str, p
     assert told in str(promises.broken(request_text, path, not_kept, FILES))
 
 
+def test_what_finds_the_wanted_things_is_named_with_the_file_that_they_are_in() -> None:
+    told = promises.broken(
+        "Write all URLs of docs/a.md to out.txt, one per line, each only once.", "out.txt", "see http://a.example\n", FILES
+    )
+    assert str(told).endswith("""Run: grep -oE 'https?://[^ "<>]+' docs/a.md | sort -u > out.txt""")
+
+
 @pytest.mark.parametrize(
     ("request_text", "path", "text"),
     [
