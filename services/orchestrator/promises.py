@@ -27,7 +27,7 @@ _PER_LINE = re.compile(r"\bone\s+(?:[\w-]+\s+)?(?:per|a|on\s+each)\s+line\b|\bea
 # Kinds of things that programs can tell from other text: how they are called, and a pattern that `grep -oE` takes too.
 _KINDS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("e-mail address", re.compile(r"\be-?mail(?:\s+address(?:es)?|s)\b", re.IGNORECASE), r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}"),
-    ("URL", re.compile(r"\b(?:urls?|web\s+addresses|links)\b", re.IGNORECASE), r"https?://[^ \"<>]+"),
+    ("URL", re.compile(r"\b(?:urls?|web\s+addresses|links)\b", re.IGNORECASE), r'https?://[^ "<>]+'),
     ("IP address", re.compile(r"\bip(?:v4)?\s+addresses\b", re.IGNORECASE), r"([0-9]{1,3}\.){3}[0-9]{1,3}"),
     ("date", re.compile(r"\bdates\b", re.IGNORECASE), r"[0-9]{4}-[0-9]{2}-[0-9]{2}"),
 )
