@@ -59,6 +59,10 @@ class Ends:
                 if not task.cancelling():  # a run ends in two facts, and a second cancel would break into the tidying after the first
                     task.cancel()
 
+    def saw_end_of(self, run_id: str) -> bool:
+        """Whether this process saw that the run was interrupted or has ended; of runs long past it may not know."""
+        return run_id in self._seen
+
     def saw(self, run_id: str) -> None:
         self._seen[run_id] = None
         if len(self._seen) > REMEMBERED:

@@ -90,6 +90,7 @@ REQUIRED: Mapping[str, str] = {
     "lease.office": "A decision is stored before it is carried out; a scheduler killed after any of its facts leaves nothing undone (S8).",
     "lease.runs": "A run has its lease before its first call on a slot, models are shared in few swaps, and its end ends it all (S2, S3).",
     "lease.reload": "A server that says that a model is not loaded is looked at; what is gone is loaded again, and asked again (S2).",
+    "lease.mixed": "Teams, a chat client and a batch job at once on shared cards keep every rule of the arbiter (S8, S21).",
     "lease.api": "Who asks for a lease from outside is told its place, its grant, and that its place is wanted (S14, S21).",
     "lease.effects": "What a decision asks of the world is read from its facts, and what is owed after a crash from the state (S8).",
     "lease.verify": "The rules of leases are checked on any log, from its facts alone (S22).",

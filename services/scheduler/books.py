@@ -43,6 +43,7 @@ class Books:
     answering: dict[str, Place] = field(default_factory=dict[str, Place])  # call → (slot, model)
     holds: dict[str, card.CardHeld] = field(default_factory=dict[str, card.CardHeld])  # card → hold
     outside: dict[str, int | None] = field(default_factory=dict[str, int | None])
+    card_mib: dict[str, int] = field(default_factory=dict[str, int])  # as decisions were made with
 
     def size_of(self, place: Place, asked: int | None) -> int:
         """MiB of a model as it is loaded, else as it was asked for; unknown counts as nothing."""
@@ -70,6 +71,7 @@ def _(event: lease.LeaseFact, books: Books) -> None:
         books.leases.pop(event.lease_id, None)
         books.ended.add(event.lease_id)
     elif isinstance(event, lease.LeaseAdmitted | lease.LeaseGranted) and each is not None:
+        _note_size(event, books)
         each.live = True
         each.granted = each.granted or isinstance(event, lease.LeaseGranted)
     elif isinstance(event, lease.LeasePreemptRequested) and each is not None:
@@ -81,6 +83,7 @@ def _(event: lease.LeaseFact, books: Books) -> None:
 @note.register
 def _(event: model.ModelFact, books: Books) -> None:
     books.cards[event.slot] = event.card
+    _note_size(event, books)
     match event:
         case model.ModelLoading() | model.ModelLoaded():
             place = (event.slot, event.model)
@@ -102,6 +105,12 @@ def _(event: model.ModelFact, books: Books) -> None:
                     books.models[place] = "loaded"
         case _:
             pass
+
+
+def _note_size(event: lease.LeaseFact | model.ModelFact, books: Books) -> None:
+    size = getattr(event, "card_mib", None)
+    if size is not None:
+        books.card_mib[event.card] = size
 
 
 def _note_departure(event: model.ModelUnloaded | model.ModelLoadFailed, books: Books) -> None:

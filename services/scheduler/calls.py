@@ -52,12 +52,12 @@ class Calls:
     live: Live
     clock: Callable[[], float] = time.monotonic
     _deciders: Deciders = field(init=False)
-    _ends: Ends = field(init=False)
+    ends: Ends = field(init=False)
     _prompts: PromptCache = field(default_factory=PromptCache)
 
     def __post_init__(self) -> None:
         self._deciders = Deciders(self.log, "llm")
-        self._ends = Ends(self.log)
+        self.ends = Ends(self.log)
 
     async def handle(self, delivery: Delivery) -> bool:
         """Answer one `llm_requested`. A model call has no effect outside, so one that was lost is made again."""
@@ -68,8 +68,8 @@ class Calls:
             return True
         with telemetry.span("scheduler.call", fact.traceparent, run=fact.scope, call=fact.event.call_id):
             prompt = await rebuild(self.log, fact, self._prompts)
-            ending = (await self._ends.stoppable(fact.scope, Call(self, fact, fact.event, prompt, decider).ending())).result()
-            await decider.decide(fact.event.call_id, lambda facts: () if has_ended(facts, ending) else (ending,), cause=fact)
+            call = Call(self, fact, fact.event, prompt, decider)
+            await call.end((await self.ends.stoppable(fact.scope, call.ending())).result())
         return True
 
     async def give_up(self, delivery: Delivery, reason: str) -> None:
@@ -91,12 +91,12 @@ class Calls:
             facts = [each for each in facts if getattr(each.event, "call_id", None) == call_id]
         else:
             facts = await decider.known(call_id)
-        return any(isinstance(each.event, LlmCompleted | LlmFailed) for each in facts) or await self._ends.is_over(fact, again=again)
+        return any(isinstance(each.event, LlmCompleted | LlmFailed) for each in facts) or await self.ends.is_over(fact, again=again)
 
     async def watch_ends(self, *, after: int) -> None:
         """Stop the calls of runs that were interrupted or have ended; never returns."""
         async with asyncio.TaskGroup() as forgetting:
-            await self._ends.watch(after=after, forget=lambda run_id: forgetting.create_task(self.turns.forget(run_id)))
+            await self.ends.watch(after=after, forget=lambda run_id: forgetting.create_task(self.turns.forget(run_id)))
 
 
 @dataclass
@@ -113,16 +113,30 @@ class Call:
         """The fact that ends the call; being cancelled is an ending too."""
         began = self.calls.clock()
         try:
-            return await self._through_the_slot(began)
-        except BackendFault as fault:
+            async with self.calls.turns.turn(self.fact, self.request, self._queued) as turn:
+                ending = await self._answered(began, turn)
+                # Stored while the model still counts as answering: the log must not show it evicted in the middle of a call.
+                await self.end(ending)
+                return ending
+        except BackendFault as fault:  # there was no turn
             return self._failed(fault.code, fault.message, fault.fragment, began, fault.verdict)
         except asyncio.CancelledError:
             return self._failed("llm.cancelled", "the run was stopped", "", began)
 
-    async def _through_the_slot(self, began: float) -> Event:
-        async with self.calls.turns.turn(self.fact, self.request, self._queued) as turn:
-            queued_ms = (self.calls.clock() - began) * 1000
+    async def end(self, ending: Event) -> None:
+        """Store what ends the call, unless something has ended it."""
+        await self.decider.decide(self.request.call_id, lambda facts: () if has_ended(facts, ending) else (ending,), cause=self.fact)
+
+    async def _answered(self, began: float, turn: Turn) -> Event:
+        queued_ms = (self.calls.clock() - began) * 1000
+        try:
             reply = await self._attempts(began, turn)
+        except BackendFault as fault:
+            return self._failed(fault.code, fault.message, fault.fragment, began, fault.verdict)
+        except asyncio.CancelledError:
+            if not self.calls.ends.saw_end_of(self.fact.scope):
+                raise  # this process stops: another asks again
+            return self._failed("llm.cancelled", "the run was stopped", "", began)
         read = answers.read(self.fact.scope, self.request, self.prompt, reply)
         return read.model_copy(
             update={"slot": turn.slot.name, "queued_ms": queued_ms, "prompt_sha256": hashlib.sha256(self.prompt.as_bytes()).hexdigest()}

@@ -82,8 +82,8 @@ def _(event: lease.LeaseAdmitted, books: Books) -> Found:
         yield "interactive.resident_only", f"{_who(each)} is to load something"
     if each.asked.priority is BATCH:
         yield from _batch_beside(each, books)
-    if event.loads and event.card_mib is not None:
-        yield from _fits(each, event, books)
+    if event.loads:
+        yield from _fits(each, event.card_mib, books)
 
 
 @_check.register
@@ -93,6 +93,7 @@ def _(event: lease.LeaseGranted, books: Books) -> Found:
         return
     if not each.live:
         yield from _placed(event, books)
+        yield from _fits(each, books.card_mib.get(event.card), books)
         if each.asked.priority is BATCH and each.asked.services:
             yield from _batch_beside(each, books)
     if each.granted:
@@ -129,11 +130,11 @@ def _batch_beside(each: Seen, books: Books) -> Found:
             yield "batch.waits_for_run", f"{_who(each)} loads or starts something on card {each.asked.card} beside {_who(other)}"
 
 
-def _fits(each: Seen, event: lease.LeaseAdmitted, books: Books) -> Found:
+def _fits(each: Seen, card_mib: int | None, books: Books) -> Found:
     """Never two live leases that do not fit: the models that live leases pin, and their services, within the card."""
     pinned: dict[tuple[str, str], int] = {}
     services = turns = 0
-    for live in (*books.live_on_card(event.card), each):
+    for live in (*books.live_on_card(each.asked.card), each):
         sizes = {place: books.size_of(place, need.mib) for need in live.asked.models for place in [(live.asked.slot, need.name)]}
         services += live.asked.services_mib
         if live.asked.rotates:
@@ -141,8 +142,8 @@ def _fits(each: Seen, event: lease.LeaseAdmitted, books: Books) -> Found:
         else:
             pinned |= sizes
     total = sum(pinned.values()) + services + turns
-    if event.card_mib is not None and total > event.card_mib:
-        yield "leases.fit", f"with {_who(each)} live leases need {total} of {event.card_mib} MiB on card {event.card}"
+    if card_mib is not None and total > card_mib:
+        yield "leases.fit", f"with {_who(each)} live leases need {total} of {card_mib} MiB on card {each.asked.card}"
 
 
 @_check.register

@@ -14,7 +14,7 @@ Source: KS 6.1 ("Residency is a lease"), KS 6.10 (InferenceLeaseService).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.scheduler.arbiter.planning import is_usable, missing, outgrown, room_for
 from services.scheduler.arbiter.state import Answering, Hold, Lease, State, Status
@@ -68,14 +68,14 @@ def consider(state: State, lease: Lease, answering: Answering) -> Verdict:
         if before is not None and before.status is not Status.GRANTED:
             return Wait("after_sibling", f"slots of one card come one after another: first {before.asked.slot}", (before.id,))
     if lease.priority is Priority.INTERACTIVE:
-        return _interactive(state, lease)
+        return _interactive(state, lease, answering)
     return _run(state, lease, answering) if lease.priority is Priority.RUN else _batch(state, lease, answering)
 
 
 # ---- interactive
 
 
-def _interactive(state: State, lease: Lease) -> Verdict:
+def _interactive(state: State, lease: Lease, answering: Answering) -> Verdict:
     holds = state.card(lease.asked.card).holds
     if holds:
         return Refuse("card_held", f"card {lease.asked.card} is reserved for {_holders(holds.values())}")
@@ -83,7 +83,24 @@ def _interactive(state: State, lease: Lease) -> Verdict:
     users = [each for each in others if each.priority is Priority.RUN or (each.priority is Priority.BATCH and each.is_live)]
     if users:
         return Refuse("slot_in_use", f"slot {lease.asked.slot} is in use by {_names(users)}")
-    return _resident(state, lease) or Grant()
+    if (lacking := _resident(state, lease)) is not None:
+        return lacking
+    if runs := _set_aside_for(state, lease, answering):
+        return Refuse("set_aside", f"the memory of {lease.asked.models[0].name} is set aside for {_names(runs)}")
+    return Grant()
+
+
+def _set_aside_for(state: State, lease: Lease, answering: Answering) -> list[Lease]:
+    """The runs whose models take turns in memory that a lease on what is loaded would pin: a run is never displaced."""
+    turning = [each for each in state.live_on(lease.asked.card) if each.asked.rotates and each.id != lease.id]
+    if not turning or not lease.asked.models or plan(room_for(state, lease, (), answering), Level.ANSWERING).fits:
+        return []
+    return turning
+
+
+def _behind_turns(state: State, lease: Lease, answering: Answering) -> Wait | None:
+    runs = _set_aside_for(state, lease, answering)
+    return Wait("set_aside", f"its memory is set aside for {_names(runs)}", tuple(each.id for each in runs)) if runs else None
 
 
 def is_resident(state: State, lease: Lease) -> bool:
@@ -119,7 +136,7 @@ def _run(state: State, lease: Lease, answering: Answering) -> Verdict:
         return Wait("behind_run", f"{ahead.asked.holder} is next on card {lease.asked.card}", (ahead.id,))
     here = tuple(each for each in _live_on_slot(state, lease) if each.priority is Priority.INTERACTIVE)
     if lease.asked.resident_only:
-        return _resident(state, lease) or Grant(ends=here)
+        return _resident(state, lease) or _behind_turns(state, lease, answering) or Grant(ends=here)
     if lease.asked.models and not state.slot(lease.asked.slot).known:
         return _resident(state, lease) or Grant()
     return make_room(state, lease, answering, here)
@@ -130,7 +147,7 @@ def make_room(state: State, lease: Lease, answering: Answering, here: tuple[Leas
     limit = Level.BATCH if lease.priority is Priority.RUN else Level.LEASED
     planned, lacking = plan_for(state, lease, answering, limit) if needs_room(state, lease) else (NO_PLAN, ())
     if not planned.fits:
-        return Refuse("no_room", planned.words)
+        return _after_turns(state, lease, answering, limit) or Refuse("no_room", planned.words)
     victims = _victims(state, lease, planned)
     ends = tuple({each.id: each for each in (*here, *(v for v in victims if v.priority is Priority.INTERACTIVE))}.values())
     batch = tuple(each for each in victims if each.priority is Priority.BATCH)
@@ -145,14 +162,25 @@ def make_room(state: State, lease: Lease, answering: Answering, here: tuple[Leas
     return Admit(planned, ends) if lacking else Grant(ends)
 
 
+def _after_turns(state: State, lease: Lease, answering: Answering, limit: Level) -> Wait | None:
+    """Batch work waits for what is set aside for a run, as for all else that a run has; without it, it would fit."""
+    turning = [each for each in state.live_on(lease.asked.card) if each.asked.rotates and each.id != lease.id]
+    if lease.priority is Priority.RUN or not turning or not plan_for(state, lease, answering, limit, set_aside=False)[0].fits:
+        return None
+    return Wait("no_room_yet", f"room is set aside for {_names(turning)}", tuple(each.id for each in turning))
+
+
 def needs_room(state: State, lease: Lease) -> bool:
     """Whether there is anything to plan: what is loaded already needs no room."""
     asked = lease.asked
     return asked.rotates or bool(asked.services) or not is_resident(state, lease)
 
 
-def plan_for(state: State, lease: Lease, answering: Answering, limit: Level) -> tuple[Plan, tuple[Need, ...]]:
-    """The plan for what the lease lacks, and what that is. A rotating lease lacks nothing: room for its largest is enough."""
+def plan_for(state: State, lease: Lease, answering: Answering, limit: Level, *, set_aside: bool = True) -> tuple[Plan, tuple[Need, ...]]:
+    """The plan for what the lease lacks, and what that is. A rotating lease lacks nothing: room for its largest is enough.
+
+    `set_aside` False: as if nothing were for models that take turns.
+    """
     lacking = missing(state, lease)
     must_go = tuple[Held, ...]() if lease.asked.rotates else outgrown(state, lease, answering)
     stuck = next((held for held in must_go if held.level > limit), None)
@@ -160,7 +188,8 @@ def plan_for(state: State, lease: Lease, answering: Answering, limit: Level) -> 
         words = f"{stuck.name} is loaded with too small a context and can't be loaded again: {stuck.why}"
         return Plan(False, lacking, (), Level.NEVER, 0, words), lacking
     needs = (max(lacking, key=lambda need: need.mib or 0),) if lease.asked.rotates and lacking else lacking
-    planned = plan(room_for(state, lease, needs, answering), limit)
+    room = room_for(state, lease, needs, answering)
+    planned = plan(room if set_aside else replace(room, shared_mib=0), limit)
     if must_go and planned.fits:
         evicts = (*must_go, *planned.evicts)
         planned = Plan(True, planned.loads, evicts, max(held.level for held in evicts), 0, planned.words)
@@ -216,7 +245,7 @@ def _batch(state: State, lease: Lease, answering: Answering) -> Verdict:
     if holds and not (is_light and any(each.is_live for each in runs)):  # a hold that waits for a run is not kept by what runs beside it
         return Wait("card_held", f"card {asked.card} is reserved for {_holders(holds.values())}", tuple(holds))
     if is_light:
-        return _light(state, lease, runs)
+        return _light(state, lease, runs, answering)
     lacking = _resident(state, lease) if asked.resident_only or not state.slot(asked.slot).known else None
     if lacking is not None and asked.resident_only:
         return lacking
@@ -242,13 +271,13 @@ def still_waits(state: State, lease: Lease) -> bool:
     return asked.slot in state.catalogue.slots and (bool(asked.services) or asked.rotates or not is_resident(state, lease))
 
 
-def _light(state: State, lease: Lease, runs: list[Lease]) -> Verdict:
-    """Granted beside a run, since it only uses what is there; but not in the way of a run that waits for that very memory."""
+def _light(state: State, lease: Lease, runs: list[Lease], answering: Answering) -> Verdict:
+    """Granted beside a run, since it only uses what is there; but not on memory that a run waits for, or takes turns in."""
     waiting = [each for each in runs if each.status is not Status.GRANTED]  # an admitted one is yet to unload
     kept = {need.name for each in runs if each.pins and each.asked.slot == lease.asked.slot for need in each.asked.models}
     if waiting and not kept.issuperset(need.name for need in lease.asked.models):
         return Wait("behind_run", f"{_names(waiting)} goes first on card {lease.asked.card}", tuple(each.id for each in waiting))
-    return Grant()
+    return _behind_turns(state, lease, answering) or Grant()
 
 
 def _batch_waits(state: State, lease: Lease) -> Wait | None:

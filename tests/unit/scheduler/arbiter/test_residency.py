@@ -468,6 +468,45 @@ def test_memory_for_the_largest_of_them_is_set_aside_from_the_start() -> None:
     assert "20000 MiB for models that take turns" in reason(world, "second")
 
 
+@covers("lease.turns", "lease.protected")
+def test_what_is_set_aside_for_a_run_is_pinned_by_nobody_though_it_is_loaded() -> None:
+    """Found by teams, a chat client and a batch job at once: a batch lease on a loaded model took the room that a run was to get."""
+    world = started()
+    world.ask("run", RUN, "primary", "big", rotates=True)  # granted; std is still loaded, and must go when big has its turn
+    world.ask("job", BATCH, "primary", "std")
+    world.ask("other", RUN, "primary", "std", resident_only=True)
+    assert (world.status("run"), world.status("job"), world.status("other")) == ("granted", "waiting", "waiting")
+    turn(world, "big")
+    assert world.resident("primary") == {"embed", "big"}
+    world.end_run("run-run")
+    assert world.violations() == []
+
+
+@covers("lease.turns", "lease.queue")
+def test_batch_work_waits_for_what_is_set_aside_for_a_run_instead_of_being_refused() -> None:
+    world = started()
+    world.ask("run", RUN, "primary", "big", rotates=True)
+    world.ask("job", BATCH, "primary", "mid")  # 9,000 MiB beside 20,000 of 24,000
+    assert world.status("job") == "waiting"
+    world.end_run("run-run")
+    assert world.status("job") == "granted"
+    world.ask("more", BATCH, "primary", "huge")
+    assert world.status("more") == "refused"  # that fits on no empty card either
+
+
+@covers("lease.verify")
+def test_the_check_finds_a_lease_that_was_granted_on_what_is_set_aside() -> None:
+    world = started()
+    world.ask("run", RUN, "primary", "mid")  # its facts say how large the card is
+    world.ask("turns", RUN, "primary", "tiny", rotates=True)
+    about = {"lease_id": "job", "holder": "job", "priority": BATCH, "slot": "primary", "card": "gpu0", "at": world.now}
+    large = (lease.ModelNeed(name="other", mib=20_000),)
+    world.note(
+        lease.LeaseRequested(**about, models=large, wait_until=world.now), lease.LeaseGranted(**about, models=large, expires_at=world.now)
+    )
+    assert [each.rule for each in world.violations()] == ["leases.fit"]
+
+
 @covers("lease.loads")
 def test_a_load_that_was_confirmed_by_a_probe_is_not_confirmed_twice() -> None:
     world = started()
