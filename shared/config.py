@@ -83,6 +83,15 @@ class OrchestratorSettings(Section):
     budgets: Budgets = Budgets()
 
 
+class DecisionSettings(Section):
+    """The decision layer (KS 6.10): small questions put to a model that is loaded already. Off, the callers' own rules decide."""
+
+    enabled: bool = False
+    model: str | None = None  # None: whatever is loaded on the slot of the role `decision`
+    timeout_s: PositiveFloat = 10.0  # for everything, the lease included
+    min_confidence: float = Field(default=0.6, ge=0, le=1)  # below it the rule's choice holds
+
+
 class HealthSettings(Section):
     """Where this process answers /healthz, /readyz and /metrics. Port 0 = it does not."""
 
@@ -106,6 +115,7 @@ class Settings(Section):
     inference: InferenceSettings = InferenceSettings()
     orchestrator: OrchestratorSettings = OrchestratorSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    decision: DecisionSettings = DecisionSettings()
     health: HealthSettings = HealthSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 

@@ -124,6 +124,10 @@ REQUIRED: Mapping[str, str] = {
     "cards.match": "A configured card is found by address, node, place or name, and a miss says what there is (S15).",
     "cards.poll": "Changes of the cards' memory are told, and a driver that hangs holds up nothing (S15).",
     "cards.freed": "After an unload the memory is waited for within a bound, and planned with as it is measured then (S15, S7).",
+    "decisions.answer": "A decision is one of the caller's options: the model's where it is readable and sure, else the rule's (S19).",
+    "decisions.resident": "A decision asks a model that is loaded already, under a batch lease, and loads and unloads nothing (S19).",
+    "decisions.logged": "Each decision that the layer makes is one row, and writing it neither delays nor fails it (S19).",
+    "decisions.off": "Off, failing or late, the decision layer costs its caller a bounded time, and the caller's rule decides (S19).",
     # decisions by a small question
     # tools
     "tool.at_most_once": "A tool call that may not be repeated runs at most once, whatever crashes, and the model is told.",

@@ -18,6 +18,7 @@ from services.scheduler.cards.machine import Machine
 from services.scheduler.cards.matching import Configured
 from services.scheduler.cards.telemetry import Measured, Reader, Telemetry
 from services.scheduler.counter import Counter
+from services.scheduler.decision_layer import DecisionLayer
 from services.scheduler.live import Live
 from services.scheduler.office import Office
 from services.scheduler.ordering.desk import Desk
@@ -92,11 +93,10 @@ async def serve(own: Process, tenure: Tenure, serves: asyncio.Event) -> None:
     cards = card_telemetry(settings, floor.office)
     calls = Calls(own.log, floor.turns, Live(own.bus))
     inbox = NatsInbox(own.bus, own.log, "scheduler", (subjects.every(run.LlmRequested.TYPE),), poisoned=calls.give_up)
-    service = await rpc.serve(
-        own.bus,
-        "scheduler",
-        {**_verbs(floor, own.settings.inference.turns), **Counter(floor.office).verbs, "relay_places": RelayPlaces(floor.office).verb},
-    )
+    decisions = DecisionLayer(own.settings.decision, floor.office, {name: slot.backend for name, slot in floor.slots.items()}, own.log)
+    verbs = {**_verbs(floor, own.settings.inference.turns), **Counter(floor.office).verbs}
+    more = {"relay_places": RelayPlaces(floor.office).verb, "decide": decisions.verb}
+    service = await rpc.serve(own.bus, "scheduler", {**verbs, **more})
     after = await own.log.last_seq()
     serves.set()
     try:
@@ -113,6 +113,7 @@ async def serve(own: Process, tenure: Tenure, serves: asyncio.Event) -> None:
     finally:
         if own.bus.client.is_connected:
             await service.stop()
+        await decisions.close()
         for slot in floor.slots.values():
             await slot.backend.close()
 

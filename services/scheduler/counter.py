@@ -10,20 +10,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any
 
 from services.scheduler.arbiter import Lease, Status, explain, waiting
 from services.scheduler.arbiter.commands import HoldCard, Release, ReleaseHold, Renew, RequestLease, UnknownLease
 from services.scheduler.office import Office
-from shared.bodies import Body
-from shared.errors import BadInput
+from shared.bodies import read
 from shared.events.lease import Priority
 from shared.ids import derived_id, new_id
 from shared.lease_requests import MAX_WAIT_S, Ending, HoldEnding, HoldRequest, LeaseRef, LeaseRequest, Renewal
 
-Ask = TypeVar("Ask", bound=Body)
 Json = Mapping[str, Any]
 
 
@@ -52,7 +48,7 @@ class Counter:
 
     async def request(self, raw: Json) -> Json:
         """Ask for a slot. The same key gives the same lease; another request under it is refused."""
-        asked = _read(LeaseRequest, raw)
+        asked = read(LeaseRequest, raw)
         lease_id = derived_id("lease", asked.key) if asked.key else new_id()
         command = RequestLease(
             lease_id=lease_id,
@@ -73,7 +69,7 @@ class Counter:
 
     async def lease(self, raw: Json) -> Json:
         """A lease as it is; with `waitS`, as soon as its state is another than `seen`."""
-        asked = _read(LeaseRef, raw)
+        asked = read(LeaseRef, raw)
         with suppress(TimeoutError):  # nothing new: the caller asks again
             async with asyncio.timeout(min(asked.wait_s, MAX_WAIT_S)):
                 while self._view(asked.lease_id)["state"] == asked.seen:
@@ -81,12 +77,12 @@ class Counter:
         return self._view(asked.lease_id)
 
     async def renew(self, raw: Json) -> Json:
-        asked = _read(Renewal, raw)
+        asked = read(Renewal, raw)
         await self.office.do(Renew(asked.lease_id, _span(asked.ttl_s)))
         return self._view(asked.lease_id)
 
     async def release(self, raw: Json) -> Json:
-        asked = _read(Ending, raw)
+        asked = read(Ending, raw)
         await self.office.do(Release(asked.lease_id, asked.reason))
         return self._view(asked.lease_id)
 
@@ -154,13 +150,13 @@ class Counter:
         return {"models": rows}
 
     async def hold(self, raw: Json) -> Json:
-        asked = _read(HoldRequest, raw)
+        asked = read(HoldRequest, raw)
         hold_id = asked.hold_id or new_id()
         await self.office.do(HoldCard(hold_id, asked.holder, asked.card, asked.reason, _span(asked.ttl_s)))
         return {"holdId": hold_id, **self._card(asked.card)}
 
     async def release_hold(self, raw: Json) -> Json:
-        asked = _read(HoldEnding, raw)
+        asked = read(HoldEnding, raw)
         await self.office.do(ReleaseHold(asked.hold_id, asked.reason))
         return {"holdId": asked.hold_id, "state": "released"}
 
@@ -208,16 +204,3 @@ def _about(lease_id: str, holder: str, priority: Priority, slot: str, card: str)
 
 def _span(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
-
-
-def _read(kind: type[Ask], raw: Json) -> Ask:
-    """
-    Raises:
-        BadInput: a field is missing, unknown or wrong; it is named.
-    """
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"{name}: {first['msg']}", field=name) from error

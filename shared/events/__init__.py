@@ -1,6 +1,21 @@
 """The published language: every fact that services exchange, one module per domain."""
 
-from shared.events import card, lease, llm, model, project, run, signal, tool
+from shared.events import card, decision, lease, llm, model, project, run, signal, tool
 from shared.events.envelope import Event, Fact, Unknown, event_types, upcast
 
-__all__ = ["Event", "Fact", "Unknown", "card", "event_types", "lease", "llm", "model", "project", "run", "signal", "tool", "upcast"]
+__all__ = [
+    "Event",
+    "Fact",
+    "Unknown",
+    "card",
+    "decision",
+    "event_types",
+    "lease",
+    "llm",
+    "model",
+    "project",
+    "run",
+    "signal",
+    "tool",
+    "upcast",
+]

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import UTC, datetime
 
 import pytest
 from psycopg_pool import AsyncConnectionPool
@@ -20,7 +21,8 @@ from shared.bus import connect
 from shared.db import open_pool
 from shared.errors import Conflict
 from shared.eventlog import NatsEventLog, ensure_streams
-from shared.events import llm, run, tool
+from shared.events import decision, llm, run, tool
+from shared.events.content import Usage
 from shared.events.envelope import Fact
 from shared.ids import new_id
 from shared.runstate import Status, fold
@@ -106,6 +108,24 @@ async def test_the_audit_tells_what_each_call_was_asked_and_how_it_ended(pool: A
     assert audit["call_1"]["changes"] == [{"path": "primes.py", "before_sha256": None, "after_sha256": "a" * 64}]
     assert (len(audit["call_2"]["result"]), audit["call_2"]["is_error"]) == (5000, True), "an elevated call's result is kept whole"
     assert (audit["call_3"]["layer"], audit["call_4"]["code"]) == ("permissions", "tool.timeout")
+
+
+@covers("decisions.logged")
+async def test_each_decision_is_a_row_with_whose_word_held_and_why(pool: AsyncConnectionPool) -> None:
+    log, tables = MemoryLog(), Tables(pool)
+    asked = {"at": datetime(2026, 1, 2, tzinfo=UTC), "caller": "verifier", "question": "Retry?", "options": ("yes", "no"), "fallback": "no"}
+    by_model = {"choice": "yes", "source": "model", "outcome": "decided", "confidence": 0.9, "slot": "primary", "model": "std"}
+    await append(log, "d1", decision.DecisionConcluded(**asked, **by_model, usage=Usage(prompt_tokens=50), run_id="run-1"))
+    await append(
+        log, "d2", decision.DecisionConcluded(**asked, choice="no", source="rule", outcome="timeout", reason="no answer within 10 s")
+    )
+    async with running(recorder_of(log, pool)):
+        await until_recorded(log, tables)
+    first, second = sorted(await rows(tables, "decision_logs"), key=lambda row: row["seq"])
+    assert (first["decision_id"], first["choice"], first["source"], first["confidence"]) == ("d1", "yes", "model", 0.9)
+    assert (first["options"], first["run_id"], first["prompt_tokens"], first["tier"]) == (["yes", "no"], "run-1", 50, 0)
+    assert (second["choice"], second["outcome"], second["reason"]) == ("no", "timeout", "no answer within 10 s")
+    assert (second["confidence"], second["run_id"]) == (None, None)
 
 
 async def test_model_calls_show_what_they_took(pool: AsyncConnectionPool) -> None:

@@ -64,6 +64,7 @@ DOMAIN = (
     "services.scheduler.books",
     "services.scheduler.capabilities",
     "services.scheduler.changes",
+    "services.scheduler.decisions",
     "services.scheduler.dialects",
     "services.scheduler.invariants",
     "services.scheduler.model_names",
