@@ -86,7 +86,8 @@ class Progress:
         return [fault for name, text in made if (fault := lint.fault_in(name, text) or self._broken_promise(name, text))]
 
     def _broken_promise(self, name: str, text: str) -> str | None:
-        fault = promises.broken(self.request, name, text, self.view.files)
+        files = self.view.files
+        fault = lint.missing_import(name, text, files) or promises.broken(self.request, name, text, files)
         return None if fault in self.excused else fault
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from pathlib import PurePosixPath
 
@@ -23,6 +23,29 @@ def fault_in(path: str, text: str) -> str | None:
     check = _CHECKS.get(PurePosixPath(path).suffix.lower())
     found = check(text) if check else None
     return f"{path} {found}" if found else None
+
+
+def missing_import(path: str, text: str, files: Collection[str]) -> str | None:
+    """A Python file's relative import of a module that the workspace does not hold, if it has one.
+
+    >>> missing_import("shop/__init__.py", "from .cart import Cart", {"shop/__init__.py"})
+    'shop/__init__.py imports .cart, which is not in the workspace: define what it needs in shop/__init__.py itself.'
+    """
+    if PurePosixPath(path).suffix != ".py":
+        return None
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # that is told by `fault_in`
+    folders = PurePosixPath(path).parents
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not node.module or not 0 < node.level <= len(folders):
+            continue
+        place = str(folders[node.level - 1].joinpath(*node.module.split(".")))
+        if f"{place}.py" not in files and not any(name.startswith(f"{place}/") for name in files):
+            module = f"{'.' * node.level}{node.module}"
+            return f"{path} imports {module}, which is not in the workspace: define what it needs in {path} itself."
+    return None
 
 
 def _json(text: str) -> str | None:

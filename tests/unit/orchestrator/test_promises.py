@@ -77,3 +77,23 @@ def test_a_row_with_more_values_than_the_header_is_a_fault_of_form() -> None:
     assert lint.fault_in("a.csv", "n,c\nLee, Ann,Rome\n") == (
         "a.csv line 2 has 3 values, the first line 2: a value that holds a comma goes in double quotes."
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "is_missing"),
+    [
+        ("shop/__init__.py", "from .cart import Cart\n", True),
+        ("shop/__init__.py", "from .items import ITEMS\n", False),
+        ("shop/__init__.py", "from .parts.bolts import M4\n", False),
+        ("shop/__init__.py", "from . import cart\n", False),  # may be a name of the package's own
+        ("shop/parts/bolts.py", "from ..items import ITEMS\n", False),
+        ("shop/parts/bolts.py", "from ...outside import X\n", True),
+        ("shop/parts/bolts.py", "from ....beyond import X\n", False),  # beyond the workspace: Python says so better
+        ("shop/__init__.py", "import cart\n", False),  # may be installed
+        ("shop/__init__.py", "from .cart import (\n", False),
+        ("shop.txt", "from .cart import Cart\n", False),
+    ],
+)
+def test_a_module_that_a_package_imports_of_itself_has_to_be_there(path: str, text: str, is_missing: bool) -> None:
+    files = {"shop/__init__.py", "shop/items.py", "shop/parts/bolts.py"}
+    assert (lint.missing_import(path, text, files) is not None) is is_missing
