@@ -22,7 +22,7 @@ from evals.outcome import Failure, Result, result_of
 from evals.progress import Progress
 from evals.report import Report, Series
 from evals.task import Task, Verdict, check
-from shared.errors import NotFound
+from shared.errors import BadInput, NotFound
 from shared.events import run
 from shared.events.envelope import Fact
 from shared.template import Template
@@ -45,6 +45,23 @@ class Plan:
     budget_s: float = 150.0
     without: tuple[str, ...] = ()
     ablate: tuple[str, ...] = ()
+    first: Report | None = None  # an earlier report, whose main series is taken instead of made again
+
+    def check(self) -> None:
+        """
+        Raises:
+            BadInput: the earlier report is of other conditions, or lacks a task.
+        """
+        if self.first is None:
+            return
+        given = self.first.conditions
+        for name in ("template", "temperature", "budget_s", "repeat", "without"):
+            if getattr(given, name) != getattr(self, name):
+                raise BadInput(f"that report was made with {name} {getattr(given, name)!r}, not {getattr(self, name)!r}", field="first")
+        made = {(each.task, each.attempt) for each in self.first.main.results}
+        lacking = [task.id for task in self.tasks for attempt in range(1, self.repeat + 1) if (task.id, attempt) not in made]
+        if lacking:
+            raise BadInput(f"that report has no result of {lacking[0]!r}: name the tasks that it has", field="first")
 
     def series(self) -> tuple[tuple[str, ...], ...]:
         """The mechanisms that each pass over the tasks leaves out; the main one is the first."""
@@ -100,6 +117,9 @@ class Evaluation:
     async def make(self) -> None:
         """Every attempt of every series, one after the other: tasks beside each other would share the machine."""
         for without in self.plan.series():
+            if self.plan.first is not None and not self.done:
+                self.done.append(self._main_of(self.plan.first))
+                continue
             self.done.append(Series(without=without))
             if without:
                 self.progress.say(f"without {', '.join(without)}")
@@ -107,6 +127,11 @@ class Evaluation:
                 for number, task in enumerate(self.plan.tasks, 1):
                     result = await self._carried(task, attempt, without) or await self._attempt(task, attempt, number, without)
                     self.done[-1] = Series(without=without, results=(*self.done[-1].results, result))
+
+    def _main_of(self, earlier: Report) -> Series:
+        wanted = {task.id for task in self.plan.tasks}
+        self.learned = Learned(earlier.conditions.engine, earlier.conditions.model, earlier.conditions.guided)
+        return Series(without=earlier.main.without, results=tuple(each for each in earlier.main.results if each.task in wanted))
 
     async def _carried(self, task: Task, attempt: int, without: tuple[str, ...]) -> Result | None:
         """The main series' result of the task, where what is left out now changed nothing in its run.

@@ -37,6 +37,12 @@ Ablate = Annotated[
     list[str] | None,
     typer.Option("--ablate", help="Measure what a mechanism is worth by one more pass without it; 'all' for each."),
 ]
+First = Annotated[
+    Path | None,
+    typer.Option(
+        "--first", help="An earlier report (JSON): its runs are the first pass, and only --ablate is measured.", exists=True, dir_okay=False
+    ),
+]
 Target = Annotated[float | None, typer.Option("--target", help="Exit code 0 only if so many tasks are passed.", min=0.0)]
 Url = Annotated[str | None, typer.Option("--url", help="The engine's gateway. Default: the running engine's, else an engine of our own.")]
 Script = Annotated[Path | None, typer.Option("--script", help="A scripted model's file, to try the harness.", exists=True, dir_okay=False)]
@@ -58,6 +64,7 @@ def evaluate(
     temperature: Temperature = 0.0,
     without: Without = None,
     ablate: Ablate = None,
+    first: First = None,
     target: Target = None,
     url: Url = None,
     script: Script = None,
@@ -75,7 +82,9 @@ def evaluate(
         budget_s=budget_s,
         without=mechanisms.named(without or ()),
         ablate=mechanisms.named(ablate or ()),
+        first=Report.model_validate_json(first.read_bytes()) if first else None,
     )
+    plan.check()
     progress = Progress(Console(stderr=as_json, highlight=False))
     made, stopped_by = asyncio.run(_evaluate(plan, settings_with(data_dir), url, script, progress))
     if made is not None and made.main.results:

@@ -22,7 +22,7 @@ from evals.harness import Evaluation, Plan
 from evals.outcome import Failure
 from evals.progress import Progress
 from evals.task import Task
-from shared.errors import NotFound
+from shared.errors import BadInput, NotFound
 from shared.events.envelope import Fact
 from shared.events.run import LlmRequested
 from shared.ids import new_id
@@ -148,6 +148,23 @@ async def test_a_mechanism_is_measured_by_one_more_pass_without_it(desk: Desk) -
     assert (made.main.without, [each.without for each in made.ablation]) == (("reask",), [("reask", "hold_to_request")])
     assert [each["overrides"]["features"] for each in desk.gateway.asked[2:]] == [{"reask": False, "holdToRequest": False}] * 2
     assert made.complete
+
+
+async def test_an_earlier_report_can_be_the_first_pass(desk: Desk) -> None:
+    earlier = (await desk.evaluated()).report()
+    desk.gateway.asked.clear()
+    made = (await desk.evaluated(tasks=TASKS[:1], first=earlier, ablate=("reask",))).report()
+    assert made.main.results == earlier.main.results[:1]
+    assert [each["overrides"]["features"] for each in desk.gateway.asked] == [{"reask": False}]
+    assert (made.complete, made.conditions.engine) == (True, "0.1.0+abc")
+
+
+async def test_a_report_of_other_conditions_is_no_first_pass(desk: Desk) -> None:
+    earlier = (await desk.evaluated(tasks=TASKS[:1])).report()
+    with pytest.raises(BadInput, match=r"made with temperature 0\.0, not 1\.0"):
+        Plan(tasks=TASKS[:1], temperature=1.0, first=earlier).check()
+    with pytest.raises(BadInput, match="no result of 'two'"):
+        Plan(tasks=TASKS, first=earlier).check()
 
 
 async def test_a_parked_run_is_cancelled_and_counts_as_the_engines_failure(desk: Desk) -> None:
