@@ -25,6 +25,7 @@ VERBS: tuple[str, ...] = (
     "queue",
     "cards",
     "leases",
+    "usage",
     "doctor",
     "eval",
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.scheduler import usage_report
 from services.scheduler.usage import CardUsage, Who, usage
 from shared.events import llm, run
 from shared.events.content import Sampling
@@ -48,6 +50,31 @@ def test_a_call_is_its_agents_time_and_what_is_reserved_and_unused_is_its_runs()
     assert seconds(found) == {Who("gpu", "r1", "coder"): 20, Who("held", "r1"): 8, Who("idle"): 2}
     assert found.wall_s == 30
     assert found.of_run("r1", "gpu") == 20
+
+
+@covers("lease.usage")
+def test_the_account_reads_as_a_table_and_as_json_of_all_runs_or_one() -> None:
+    world = started()
+    world.ask("lease", RUN, "primary", "std", run_id="run-one")
+    call(world, "c1", "run-one", "coder")
+    world.now += timedelta(seconds=30)
+    answer(world, "c1", "run-one")
+    world.now += timedelta(seconds=10)
+    world.release("lease")
+    world.ask("job", BATCH, "primary", "std", holder="nightly")
+    world.now += timedelta(seconds=10)
+    found = usage(world.facts, until=world.now)
+    text = usage_report.as_text(found).splitlines()
+    assert text[0] == "gpu0  50.0 s in all  answering 60%, held, unused 40%"
+    assert [line.split() for line in text[1:4]] == [
+        ["30.0", "s", "answering", "run", "run-one,", "coder"],
+        ["10.0", "s", "held,", "unused", "run", "run-one"],
+        ["10.0", "s", "held,", "unused", "nightly"],
+    ]
+    whole, one = (json.loads(usage_report.as_json(found, run))["cards"][0] for run in ("", "run-"))
+    assert sum(line["seconds"] for line in whole["lines"]) == whole["wallS"] == 50
+    assert {line["runGuid"] for line in one["lines"]} == {"run-one"}
+    assert "scheduler.slots" in usage_report.as_text({})
 
 
 @covers("lease.usage")
