@@ -50,6 +50,8 @@ DOMAIN = (
     "services.orchestrator.durable.history",
     "services.orchestrator.durable.journal",
     "services.orchestrator.guidance",
+    "services.orchestrator.lint",
+    "services.orchestrator.promises",
     "services.orchestrator.guided",
     "services.orchestrator.loop",
     "services.orchestrator.loopguard",
