@@ -225,6 +225,8 @@ class Evaluation:
         limits = {"max_turns": self.template.circuit_breaker.max_turns_per_agent, "max_tokens": self.template.nodes[0].max_tokens}
         model = self.learned.model or plan.model or self.known.get("model", "")
         given = conditions.Conditions.model_validate({**self.known, **own, **learned, **limits, "model": model})
+        if plan.first is not None:  # what is measured now goes with it
+            given = plan.first.conditions
         complete = sum(len(each.results) for each in self.done) == wanted
         return Report(conditions=given, complete=complete, main=main, ablation=tuple(ablation))
 

@@ -255,7 +255,7 @@ async def _text_for(run: Run, guide: Guide, ask: str) -> str:
     assert isinstance(answer.event, LlmCompleted)
     text = actions.fenced_text(answer.event.content)
     slip = actions.read_action(text)
-    if text and (slip is None or guide.tool(slip.tool) is None):
+    if text and (slip is None or (slip.reply is None and guide.tool(slip.tool) is None)):
         return text
     problem = "That was a tool call." if text else "That block was empty."
     await talk.say(run, "text-again", "user", f"{problem} Give the whole content in one fenced code block.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from services.orchestrator.durable.verify import verify
 from services.orchestrator.topologies import TOPOLOGIES
 from shared.events import run
@@ -64,8 +66,9 @@ async def test_a_repeated_action_is_not_run_again_and_not_offered_next(tmp_path:
 
 
 @covers("model.guided")
-async def test_an_action_given_in_place_of_a_files_content_is_not_written_into_the_file(tmp_path: Path) -> None:
-    world = await guided(tmp_path, WRITE, f"```json\n{WRITE}\n```", CONTENT, DONE, DONE)
+@pytest.mark.parametrize("slip", [f"```json\n{WRITE}\n```", f"```json\n{WRITE}", DONE, f"```\n{DONE}"])
+async def test_an_action_given_in_place_of_a_files_content_is_not_written_into_the_file(tmp_path: Path, slip: str) -> None:
+    world = await guided(tmp_path, WRITE, slip, CONTENT, DONE, DONE)
     assert isinstance(world.terminal.event, run.RunCompleted)
     assert (tmp_path / "ws/1/notes.txt").read_text() == "one two three\n"
 
