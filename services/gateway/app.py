@@ -16,7 +16,9 @@ from services.gateway.core import Gateway, Policy
 from services.gateway.feed import Feed
 from services.gateway.index import Index
 from services.gateway.ports import NatsLive, RpcArbiter, RpcCatalogue
-from services.gateway.relay import Arbiter, Relay, Upstream
+from services.gateway.relaying.leases import Arbiter
+from services.gateway.relaying.relay import Relay
+from services.gateway.relaying.servers import Upstream
 from services.gateway.submission import Limits, Submitter
 from shared import process
 from shared.config import Settings, is_loopback
@@ -56,19 +58,17 @@ async def main(own: Process) -> None:
     server = server_of(gateway, missing)
     serving = asyncio.create_task(server.serve([listener]))
     following = asyncio.create_task(gateway.feed.run())
-    keeping = asyncio.create_task(gateway.relay.keep())
     try:
-        await asyncio.wait([serving, following, keeping], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([serving, following], return_when=asyncio.FIRST_COMPLETED)
     finally:
         gateway.feed.close()
         server.should_exit = True
         following.cancel()
-        keeping.cancel()
-        await asyncio.gather(serving, following, keeping, return_exceptions=True)
+        await asyncio.gather(serving, following, return_exceptions=True)
         await gateway.relay.close()
         if health is not None:
             health.close()
-    for task in (serving, following, keeping):
+    for task in (serving, following):
         if not task.cancelled():
             task.result()  # neither ends by itself: show what ended it
 

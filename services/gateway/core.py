@@ -12,7 +12,8 @@ from services.gateway import templates
 from services.gateway.feed import Feed
 from services.gateway.index import RUN_DOMAINS, Index
 from services.gateway.problems import AlreadyOver
-from services.gateway.relay import Arbiter, Relay
+from services.gateway.relaying.leases import Arbiter
+from services.gateway.relaying.relay import Relay
 from services.gateway.submission import Submitter
 from shared import subjects
 from shared.blobs import Blobs

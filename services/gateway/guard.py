@@ -29,7 +29,7 @@ class Guard:
         if scope["type"] == "http" and scope["path"] not in OPEN:
             fault = self.objection(Headers(scope=scope))
             if fault is not None:
-                await problems.response(fault)(scope, receive, send)
+                await problems.response(fault, scope["path"])(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

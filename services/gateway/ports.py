@@ -59,7 +59,7 @@ class RpcArbiter:
     bus: Bus
 
     async def ask(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        return await rpc.call(self.bus, "scheduler", verb, fields, timeout_s=MAX_WAIT_S + WAIT_S)
+        return await rpc.call(self.bus, "scheduler", verb, fields, timeout_s=float(fields.get("waitS") or MAX_WAIT_S) + WAIT_S)
 
 
 @dataclass(frozen=True, slots=True)

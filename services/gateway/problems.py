@@ -12,10 +12,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from services.gateway.relaying.stream import error_body
 from shared.errors import BadInput, Conflict, Fault, LogUnavailable, NotFound, RemoteFault, ServiceUnavailable
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = "2"
+OPENAI = "/v1/"
+KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 405: "not_found_error", 503: "unavailable_error"}
 
 logger = structlog.get_logger()
 
@@ -94,7 +97,8 @@ def body_of(status: int, code: str, detail: str, members: Mapping[str, Any] | No
     return every | {name: value for name, value in (members or {}).items() if value is not None and name not in every}
 
 
-def response(fault: Fault) -> Response:
+def response(fault: Fault, path: str = "") -> Response:
+    """The problem of a fault; on the paths of the OpenAI protocol an error in its own form, which its clients show."""
     status = status_of(fault)
     headers: dict[str, str] = {}
     if status == 503:
@@ -102,19 +106,23 @@ def response(fault: Fault) -> Response:
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="aetherium"'
     facts = fault.as_dict()
-    return _respond(body_of(status, facts["code"], fault.message, fault.details), headers)
+    return _respond(body_of(status, facts["code"], fault.message, fault.details), headers, path)
 
 
-def _respond(members: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+def _respond(members: dict[str, Any], headers: dict[str, str] | None = None, path: str = "") -> Response:
+    if path.startswith(OPENAI):
+        status = members["status"]
+        kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        return Response(orjson.dumps(error_body(status, members["detail"], kind)), status, headers, "application/json")
     return Response(orjson.dumps(members, default=str), members["status"], headers, MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
     """Make every failure of the app a problem."""
 
-    async def of_fault(_request: Request, error: Exception) -> Response:
+    async def of_fault(request: Request, error: Exception) -> Response:
         assert isinstance(error, Fault)
-        return response(error)
+        return response(error, request.url.path)
 
     async def of_parameters(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -129,11 +137,11 @@ def install(app: FastAPI) -> None:
             if error.status_code in (404, 405)
             else error.detail
         )
-        return _respond(body_of(error.status_code, "http.error", detail), dict(error.headers or {}))
+        return _respond(body_of(error.status_code, "http.error", detail), dict(error.headers or {}), request.url.path)
 
     async def of_bug(request: Request, error: Exception) -> Response:
         logger.error("request_failed", method=request.method, path=request.url.path, exc_info=error)
-        return _respond(body_of(500, "gateway.bug", "the gateway failed; its log has the reason"))
+        return _respond(body_of(500, "gateway.bug", "the gateway failed; its log has the reason"), path=request.url.path)
 
     app.add_exception_handler(Fault, of_fault)
     app.add_exception_handler(RequestValidationError, of_parameters)

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from services.scheduler.arbiter.commands import Seen
+from services.scheduler.arbiter.commands import ObserveSlot, Seen
 from services.scheduler.model_names import same_model
 from services.scheduler.office import Office
 from services.scheduler.slots import Catalogue
@@ -63,9 +63,13 @@ class RelayPlaces:
         return {"slots": len(self.office.servers), "places": [asdict(each) for each in found]}
 
     async def _listing(self, slot: str) -> tuple[Seen, ...]:
+        before = self.office.changes
         try:
             async with asyncio.timeout(LISTING_S):
-                return await self.office.servers[slot].listing()
+                seen = await self.office.servers[slot].listing()
         except (Fault, TimeoutError) as silent:
             logger.info("relay_slot_silent", slot=slot, reason=str(silent) or f"no listing within {LISTING_S} s")
             return ()
+        if self.office.changes == before:  # otherwise it may be older than what the arbiter knows by now
+            await self.office.do(ObserveSlot(slot, seen))  # so that a lease is decided by what was just seen
+        return seen

@@ -38,6 +38,8 @@ OF_THE_LANGUAGE = sys.stdlib_module_names | {"pydantic", "orjson", "shared"}
 DOMAIN = (
     "services.containers.output",
     "services.gateway.index",
+    "services.gateway.relaying.chat",
+    "services.gateway.relaying.stream",
     "services.gateway.requests",
     "services.gateway.views",
     "services.gateway.wire",

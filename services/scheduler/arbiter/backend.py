@@ -192,7 +192,8 @@ def _record(draft: Draft, spec: Slot, rows: tuple[ObservedModel, ...]) -> None:
     if evolve(draft.state, fact).slot(spec.name) != draft.state.slot(spec.name):
         draft.add(fact)
     for each in list(draft.state.slot(spec.name).models.values()):
-        spare = [copy for copy in each.instances if copy != each.name]
+        kept = (each.name, *spec.interactive_copies.values())  # a copy that was made for chat clients is no accident
+        spare = [copy for copy in each.instances if copy not in kept]
         idle = each.state == "loaded" and each.dropping is None and not draft.answering.get((spec.name, each.name))
         if each.ours and idle and len(each.instances) > 1 and spare:
             draft.unload(each, spec.name, "duplicate", None, f"a second copy of {each.name}: it doubles its memory", spare[-1])

@@ -18,7 +18,7 @@ from services.gateway.app import listen, server_of
 from services.gateway.core import Gateway, Policy
 from services.gateway.feed import Feed
 from services.gateway.index import Index
-from services.gateway.relay import Relay
+from services.gateway.relaying.relay import Relay
 from services.gateway.submission import Limits, Submitter
 from shared import subjects
 from shared.errors import Fault

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import orjson
 import pytest
 
 from services.gateway.core import Policy
-from services.gateway.relay import Relay, Upstream
-from shared.errors import RemoteFault
+from services.gateway.relaying.relay import Relay
+from services.gateway.relaying.servers import Upstream
+from shared.errors import RemoteFault, ServiceUnavailable
 from shared.testing.memory import MemoryLog
 from simulators.testing import Simulator, running
 from tests.requirements import covers
@@ -34,8 +36,11 @@ class ScriptedArbiter:
     busy: set[str] = field(default_factory=set[str])
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
     leases: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])  # set: it was taken away
+    away: bool = False
 
     async def ask(self, verb: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if self.away:
+            raise ServiceUnavailable("the scheduler service is not there")
         self.asked.append((verb, dict(fields)))
         match verb:
             case "relay_places":
@@ -47,8 +52,9 @@ class ScriptedArbiter:
                 self.leases[name] = asyncio.Event()
                 return {"leaseId": name, "state": "granted"}
             case "lease":
-                await self.leases[fields["leaseId"]].wait()
-                return {"leaseId": fields["leaseId"], "state": "preempted"}
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.leases[fields["leaseId"]].wait(), fields["waitS"])
+                return {"leaseId": fields["leaseId"], "state": "preempted" if self.leases[fields["leaseId"]].is_set() else "granted"}
             case "lease_renew" if self.leases[fields["leaseId"]].is_set():
                 raise RemoteFault("lease.ended", "it was preempted")
             case "models":
@@ -78,15 +84,18 @@ def place(slot: str, **over: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def bench(folder: Path, *places: dict[str, Any], turns: Any = "Good day.", slots: bool = True) -> AsyncGenerator[Bench]:
+async def bench(
+    folder: Path, *places: dict[str, Any], turns: Any = "Good day.", slots: bool = True, idle_s: float = 60.0
+) -> AsyncGenerator[Bench]:
     script = [{"content": turns}] if isinstance(turns, str) else turns
     arbiter = ScriptedArbiter(list(places))
     async with running(script) as one, running(script) as two:
         upstreams = {"primary": Upstream(one.url, "secret-key"), "secondary": Upstream(f"{two.url}/v1")} if slots else {}
-        relay = Relay(arbiter, upstreams, Upstream(one.url), silence_s=5.0)
+        relay = Relay(arbiter, upstreams, Upstream(one.url), idle_s=idle_s, silence_s=5.0)
         gateway = make_gateway(MemoryLog(), folder, MemoryLive(), Policy(max_chat_bytes=2000), relay)
         async with served(gateway) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
             yield Bench(client, relay, arbiter, {"primary": one, "secondary": two}, url)
+        await relay.close()
 
 
 async def _rest(pieces: AsyncIterator[Any]) -> None:
@@ -175,11 +184,29 @@ async def test_a_lease_that_is_not_used_is_given_back_and_one_that_was_taken_is_
         world.arbiter.take()
         await world.client.chat.completions.create(model="writer", messages=SAY)
         assert world.arbiter.count("lease_request") == 2
-        world.relay.idle_s = 0.02
-        keeping = asyncio.create_task(world.relay.keep())
+    async with bench(tmp_path, place("primary"), idle_s=0.05) as world:
+        await world.client.chat.completions.create(model="writer", messages=SAY)
         await until(lambda: world.arbiter.count("lease_release") == 1)
-        keeping.cancel()
-        assert world.arbiter.asked[-1] == ("lease_release", {"leaseId": "lease-2", "reason": "idle"})
+        assert ("lease_release", {"leaseId": "lease-1", "reason": "idle"}) in world.arbiter.asked
+
+
+@covers("relay.leases")
+async def test_a_client_that_holds_its_lease_is_sent_on_without_asking_anybody(tmp_path: Path) -> None:
+    async with bench(tmp_path, place("primary")) as world:
+        for _ in range(5):
+            await world.client.chat.completions.create(model="writer", messages=SAY)
+        assert (world.arbiter.count("relay_places"), world.arbiter.count("lease_request"), world.arbiter.count("lease_renew")) == (1, 1, 0)
+
+
+@covers("relay.leases")
+async def test_a_lease_outlives_a_scheduler_that_is_started_again(tmp_path: Path) -> None:
+    async with bench(tmp_path, place("primary"), turns=[{"content": "word " * 30, "delay_s": 0.05}]) as world:
+        stream = await world.client.chat.completions.create(model="writer", messages=SAY, stream=True)
+        world.arbiter.away = True
+        await _rest(aiter(stream))
+        world.arbiter.away = False
+        await world.client.chat.completions.create(model="writer", messages=SAY)
+        assert world.arbiter.count("lease_request") == 1
 
 
 @covers("relay.copies")
@@ -237,7 +264,7 @@ async def test_a_run_that_takes_the_card_before_the_first_token_sends_the_client
             await asking
 
 
-@pytest.mark.parametrize("fault", ["error_in_stream", "proxy_error_in_stream", "drop_mid_stream"])
+@pytest.mark.parametrize("fault", ["error_in_stream", "proxy_error_in_stream", "drop_mid_stream", "half_stream", "garbage"])
 @covers("relay.untouched")
 async def test_an_error_inside_a_stream_reaches_the_client(tmp_path: Path, fault: str) -> None:
     """Case 41: the status was sent, so what went wrong is in the body."""
@@ -278,3 +305,94 @@ async def test_the_models_are_listed_once_each(tmp_path: Path) -> None:
         assert [model.id async for model in world.client.models.list()] == ["writer", "coder"]
     async with bench(tmp_path, slots=False) as world:
         assert [model.id async for model in world.client.models.list()]
+
+
+@pytest.mark.parametrize("fault", ["error_in_stream", "proxy_error_in_stream", "drop_mid_stream", "half_stream", "garbage"])
+@covers("relay.untouched")
+async def test_an_error_inside_a_stream_is_no_answer_to_the_official_client(tmp_path: Path, fault: str) -> None:
+    async with bench(tmp_path, place("primary"), turns=[{"content": "half a sentence", "fault": fault}]) as world:
+        stream = await world.client.chat.completions.create(model="writer", messages=SAY, stream=True)
+        with pytest.raises(openai.APIError):
+            await _rest(aiter(stream))
+
+
+@covers("relay.untouched")
+async def test_numbers_and_texts_that_no_parser_gives_back_the_same_pass_through(tmp_path: Path) -> None:
+    body = (
+        '{ "messages" : [{"role":"user","content":"\\ud83d lone \\u0000"}],'
+        ' "seed": 123456789012345678901234567890, "x": 1.10e2, "model":"writer"}'
+    )
+    async with bench(tmp_path, place("primary", model="acme/writer")) as world, httpx.AsyncClient() as raw:
+        answer = await raw.post(f"{world.url}/v1/chat/completions", content=body.encode())
+        assert answer.status_code == 200
+        (got,) = world.servers["primary"].requests
+        assert got.body["seed"] == 123456789012345678901234567890
+        assert got.body["messages"][0]["content"] == "\ud83d lone \x00"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@covers("relay.copies")
+async def test_a_copy_that_answers_with_an_error_under_status_200_is_followed_by_the_base_model(tmp_path: Path, stream: bool) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(orjson.loads(request.content)["model"])
+        kind = {"content-type": "text/event-stream" if stream else "application/json"}
+        if asked[-1] == "writer-chat":
+            return httpx.Response(
+                200, headers=kind, content=b': ping\n\ndata: {"error":"Model unloaded."}\n\n' if stream else b'{"error":"x"}'
+            )
+        return httpx.Response(200, headers=kind, content=b'data: {"choices":[{"finish_reason":"stop"}]}\n\n' if stream else b"{}")
+
+    async with bench(tmp_path, place("primary", copy="writer-chat")) as world, httpx.AsyncClient() as raw:
+        world.relay.servers.transport = httpx.MockTransport(answer)
+        got = await raw.post(f"{world.url}/v1/chat/completions", json={"model": "writer", "messages": SAY, "stream": stream})
+        assert asked == ["writer-chat", "writer"]
+        assert (got.status_code, "error" in got.text) == (200, False)
+
+
+@covers("relay.stops", "relay.leases")
+async def test_a_client_that_leaves_frees_the_slot_at_once(tmp_path: Path) -> None:
+    """Case 40: a batch job or a second client may wait for it."""
+    async with bench(tmp_path, place("primary"), turns=[{"content": "x", "fault": "never"}]) as world:
+        asking = asyncio.create_task(world.client.chat.completions.create(model="writer", messages=SAY))
+        await until(lambda: len(world.servers["primary"].requests) == 1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: ("lease_release", {"leaseId": "lease-1", "reason": "the client left"}) in world.arbiter.asked)
+
+
+@covers("relay.refuses")
+async def test_a_model_that_nobody_lists_is_told_from_one_that_is_not_loaded(tmp_path: Path) -> None:
+    async with bench(tmp_path) as world:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await world.client.chat.completions.create(model="writer", messages=SAY)
+        said = {"error": {"code": 400, "message": "model 'writer' not found", "type": "invalid_request_error"}}
+        assert refused.value.response.json() == said
+
+
+@covers("relay.resolve")
+async def test_a_server_that_breaks_off_before_its_answer_and_an_engine_without_scheduler_are_said(tmp_path: Path) -> None:
+    async with bench(tmp_path, place("primary"), turns=[{"content": "x", "fault": "drop_before_answer"}]) as world:
+        with pytest.raises(openai.InternalServerError, match="gave no answer") as broken:
+            await world.client.chat.completions.create(model="writer", messages=SAY)
+        assert broken.value.status_code == 502
+    async with bench(tmp_path, place("primary")) as world:
+        world.arbiter.away = True
+        with pytest.raises(openai.InternalServerError, match="is not there") as away:
+            await world.client.chat.completions.create(model="writer", messages=SAY)
+        assert away.value.status_code == 503
+        world.arbiter.away = False
+
+
+@covers("relay.refuses", "api.token")
+async def test_a_wrong_key_and_a_path_that_is_not_served_are_said_in_the_protocols_own_form(tmp_path: Path) -> None:
+    relay = Relay(ScriptedArbiter([]), {})
+    gateway = make_gateway(MemoryLog(), tmp_path, MemoryLive(), Policy(token="the-token"), relay)
+    async with served(gateway) as url:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as stranger:
+            with pytest.raises(openai.AuthenticationError, match="this API needs a token"):
+                await stranger.models.list()
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="the-token", max_retries=0) as client:
+            with pytest.raises(openai.NotFoundError, match="is not served here"):
+                await client.embeddings.create(model="m", input="x")

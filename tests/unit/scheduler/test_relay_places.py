@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
 from services.scheduler import relay_places
-from services.scheduler.arbiter.commands import Seen
+from services.scheduler.arbiter.commands import ObserveSlot, Seen
 from services.scheduler.office import Office
 from services.scheduler.relay_places import RelayPlaces, places
 from services.scheduler.slots import catalogue
@@ -69,6 +69,11 @@ class Refusing:
 class FakeOffice:
     servers: dict[str, Any]
     known: Any = KNOWN
+    changes: int = 0
+    told: list[Any] = field(default_factory=list[Any])
+
+    async def do(self, command: Any) -> None:
+        self.told.append(command)
 
 
 @covers("relay.resolve")
@@ -77,6 +82,7 @@ async def test_a_slot_that_is_silent_or_fails_lists_nothing_and_holds_up_nobody(
     office = FakeOffice({"primary": FakeServer((LOADED,)), "secondary": FakeServer(None)})
     answer = await RelayPlaces(cast(Office, office)).verb({"model": "writer"})
     assert [row["slot"] for row in answer["places"]] == ["primary"]
+    assert office.told == [ObserveSlot("primary", (LOADED,))]  # the arbiter decides by what was just seen
     office.servers["secondary"] = Refusing()
     assert [row["slot"] for row in (await RelayPlaces(cast(Office, office)).verb({"model": "writer"}))["places"]] == ["primary"]
 

@@ -144,6 +144,18 @@ def test_a_stacked_copy_is_counted_and_unloaded_and_no_model_of_its_own() -> Non
     assert world.status("run") == "granted"
 
 
+@covers("lease.loads", "relay.copies")
+def test_a_copy_that_was_made_for_chat_clients_stays() -> None:
+    primary = box().slots["primary"].model_copy(update={"interactive_copies": {"mid": "mid:2"}})
+    world = started(slots={**box().slots, "primary": primary})
+    world.ask("run", RUN, "primary", "mid")
+    world.put("primary", "mid:2")
+    world.auto = False
+    assert not some(world.probe("primary"), model.ModelUnloading)
+    world.put("primary", "mid:3")
+    assert only(world.probe("primary"), model.ModelUnloading).instance == "mid:3"
+
+
 @covers("lease.loads")
 def test_a_stacked_copy_goes_only_when_no_call_may_be_on_it() -> None:
     world = started()
