@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
@@ -24,6 +26,12 @@ from tests.support.waiting import LOOK_EVERY_S
 structlog.configure(
     processors=[structlog.processors.add_log_level, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
 )
+
+
+# The same examples in every run, and no bound on the time of one: a neighbour on the machine is no fault. `explore` looks for new ones.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("explore", hypothesis.settings.get_profile("same"), derandomize=False, max_examples=1000)
+hypothesis.settings.load_profile(os.environ.get("AETHERIUM_TEST_EXAMPLES", "same"))
 
 
 def free_port() -> int:
